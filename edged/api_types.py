@@ -1,6 +1,7 @@
 """Reports about models, engines, cameras, load and events: the daemon fills these types, the client returns them.
 
-`edged.message_mapper` copies them to and from the messages of protos/operations.proto, whose fields have these names.
+`edged.message_mapper` copies them to and from the messages of protos/operations.proto, whose fields have the same
+names.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class AlarmInfo(Info, frozen=True):
 
 
 class ShapeRange(Info, frozen=True):
-    """The smallest, usual and largest shape of one input."""
+    """The smallest and the largest shape of one input, and the usual shape, for which engines are optimised."""
 
     minimum: tuple[int, ...]
     usual: tuple[int, ...]
@@ -57,9 +58,10 @@ class ShapeRange(Info, frozen=True):
 
 
 class InputShapes(Info, frozen=True):
-    """An input with open (dynamic) dimensions. `dims` are as the model declares them, open ones by name. `serving` is
-    the range of shapes that the serving engine accepts, None if it accepts any. `wanted` is the range that engines are
-    built for, None if unknown. `seen` is the range of the shapes in requests, None before the first request."""
+    """An input with open (dynamic) dimensions. `dims` are the dimensions that the model declares; an open dimension is
+    shown by its name. `serving` is the range of shapes that the serving engine accepts, None if it accepts any.
+    `wanted` is the range that engines are built for, None if unknown. `seen` is the range of the shapes in requests,
+    None before the first request."""
 
     name: str
     dims: tuple[str, ...]
@@ -82,9 +84,9 @@ class Shapes(Info, frozen=True):
 
 
 class CollectedCamera(Info, frozen=True):
-    """The collected frames of one camera. `calibrate` and `judge` are the numbers of frames that calibrate engines and
-    that judge engines. `bytes` is the size of all frames. `first_unix_s` and `last_unix_s` are the times of the first
-    and the last frame, in seconds since the epoch."""
+    """The collected frames of one camera. `calibrate` is the number of frames for the calibration of engines, `judge`
+    the number of frames on which engines are judged. `bytes` is the size of all frames. `first_unix_s` and
+    `last_unix_s` are the times of the first and the last frame, in seconds since the epoch."""
 
     camera: str
     calibrate: int
@@ -96,8 +98,8 @@ class CollectedCamera(Info, frozen=True):
 
 class CollectedFrame(Info, frozen=True):
     """One collected frame. `name` is its file on the box. `use` is calibrate, judge or gap. A gap frame is not used,
-    because it was taken near the time at which the use changes. `offset_s` counts from the start of the collection,
-    `taken_unix_s` from the epoch."""
+    because it was taken near the time of a change between calibrate frames and judge frames. `offset_s` counts from the
+    start of the collection, `taken_unix_s` from the epoch."""
 
     name: str
     camera: str
@@ -112,10 +114,11 @@ class FrameCollection(Info, frozen=True):
 
     `state` is collecting, ending, finished or damaged. `problem` says why no frame is kept at present, or why the
     frames are not used. `asked` are the requested cameras; empty means all. `wanted` is the requested number of frames.
-    Of the `kept` frames, `calibrate` and `judge` are the numbers with these uses; `waiting` frames are not examined
-    yet. `duplicates` were dropped because they look like a kept frame. `unusable` frames were dropped because they
-    cannot be decoded or are too large. The daemon has collected for `spent_s` of `over_s` seconds. `id` is the id of a
-    finished collection. `folder` is on the box. `frames` is empty unless the caller requests single frames.
+    `kept` is the number of kept frames; of these, `calibrate` and `judge` are the numbers for each use. `waiting`
+    frames are not examined yet. `duplicates` were dropped because they look like a kept frame. `unusable` frames were
+    dropped because they cannot be decoded or are too large. The daemon has collected for `spent_s` of `over_s` seconds.
+    `id` is the id of a finished collection. `folder` is on the box. `frames` is empty unless the caller requests single
+    frames.
     """
 
     model: str
@@ -144,10 +147,10 @@ class DriftInfo(Info, frozen=True):
     compared (docs/drift.md).
 
     `checks` counts the checks since the daemon started. `differed` counts those whose answers differed beyond the
-    bounds, `failed` those without a result. `agreement` is the mean of the latest checks of this engine, 0 to 1; None
-    before the first check. `every_s` is the present time between checks. `outcome` is the result of the last check:
-    agreed, differed, empty (nothing to compare) or failed, with `reason`. `waiting` says why no check is made at
-    present.
+    bounds, `failed` those without a result. `agreement` is the mean agreement in the latest checks of the serving
+    engine, 0 to 1; None before the first check. `every_s` is the present time between checks. `outcome` is the result
+    of the last check: agreed, differed, empty (nothing to compare) or failed, with `reason`. `waiting` says why no
+    check is made at present.
     """
 
     checks: int
@@ -165,11 +168,11 @@ class DriftInfo(Info, frozen=True):
 class ModelInfo(Info, frozen=True):
     """A model in the daemon. `state` is loading, ready, refused or failed; `reason` says why the model is not ready.
     `swaps` counts how often one engine replaced another. `alarms` are problems of the model or its engines. `notes` say
-    which settings of its config.pbtxt have no effect, and what else is unusual. `category` and `stage` say why and
-    where a model was refused, as in docs/admission.md; otherwise they are empty. `precision_reason` says why the
-    serving engine has its precision. `parts` are the models of an ensemble, which has no engine; empty for other
-    models. `frames` is its collection of frames from live cameras, None without a collection. `drift` is None unless
-    live answers are checked. A further version of a model is called NAME:VERSION."""
+    which settings of the model's config.pbtxt have no effect, and what else is unusual about the model. `category` and
+    `stage` say why and where a model was refused, as in docs/admission.md; otherwise they are empty. `precision_reason`
+    says why the serving engine has its precision. `parts` are the models of an ensemble, which has no engine; empty for
+    other models. `frames` is the model's collection of frames from live cameras, None without a collection. `drift` is
+    None unless live answers are checked. A further version of a model is called NAME:VERSION."""
 
     name: str
     version: str
@@ -229,7 +232,7 @@ class LanguageModelInfo(Info, frozen=True):
 
 class GalleryInfo(Info, frozen=True):
     """The gallery of an embedding model, which gives names to embeddings. `names` has the number of pictures of each
-    name. `bytes` is the size of their embeddings. `problem` says why the gallery is not used; empty if it is used."""
+    name. `bytes` is the size of all embeddings. `problem` says why the gallery is not used; empty if it is used."""
 
     model: str
     names: dict[str, int]
@@ -239,9 +242,10 @@ class GalleryInfo(Info, frozen=True):
 
 class PipelineInfo(Info, frozen=True):
     """A pipeline of two models. `detect` is the model that receives frames, `then` the model that receives crops of the
-    detections. `crop` is box or corners. `margin` is added on each side, as a share of the box. At most `most`
-    detections of `classes` (empty for all) get a crop. `state` and `reason` are as in `ModelInfo`. Frames and crops are
-    counted since the daemon started. `crops_left_out` counts detections of these classes that got no crop."""
+    detections. `crop` is box or corners. `margin` is added on each side, as a share of the box. Only detections of
+    `classes` (empty for all) get a crop, and at most `most` in each frame. `state` and `reason` are as in `ModelInfo`.
+    Frames and crops are counted since the daemon started. `crops_left_out` counts detections of these classes that got
+    no crop."""
 
     name: str
     detect: str
@@ -260,10 +264,10 @@ class PipelineInfo(Info, frozen=True):
 
 
 class JudgementInfo(Info, frozen=True):
-    """The comparison of an engine with the reference on frames of the box's cameras that did not calibrate the engine.
-    `outcome` is alike, different, too_few (too few objects) or no_frames (the frames no longer exist). `reason` says
-    why the engine is refused; empty if it is not refused. `bounds` has the limits of the figures that decide. `skipped`
-    counts frames that could not be read."""
+    """The comparison of an engine with the reference on frames of the box's cameras. The engine was not calibrated with
+    these frames. `outcome` is alike, different, too_few (too few objects) or no_frames (the frames no longer exist).
+    `reason` says why the engine is refused; empty if it is not refused. `bounds` has the limits of those `figures` that
+    decide the outcome. `skipped` counts frames that could not be read."""
 
     collection: str
     outcome: str
@@ -279,19 +283,19 @@ ELSEWHERE = "builds it for all equal boxes"  # the end of the reason of an engin
 
 
 class EngineInfo(Info, frozen=True):
-    """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of this engine and of
-    unoptimised ONNX Runtime, measured alternately. The box does other work meanwhile, so only the ratio of the two is
-    meaningful. `load` is the share of the processors that the other work used, 0 to 1. These three are None until they
-    are measured.
+    """An engine, built or wanted. `latency_ms` is the median time of one inference of this engine, `reference_ms` that
+    of unoptimised ONNX Runtime. The two were measured alternately. The box does other work meanwhile, so only the ratio
+    of the two is meaningful. `load` is the share of the processors that the other work used, 0 to 1. These three are
+    None until they are measured.
 
     `pinned` engines are never evicted. `used_unix_s` is when the engine was last made or opened, 0 if unknown. If the
-    engine uses the files of another engine, built in advance or for another driver, `adopted_from` is the key of that
-    engine. `effort` says how much the builder was allowed to optimise: full, reduced or least. `standard` is the digest
-    of the limits and golden answers with which the engine was verified. If the engine was built in advance on a box
-    with another device, `ahead` is the device that it was built for. `speeds` has the measured speed for each number of
-    instances and threads. `instances` is the number of inferences that the engine runs at the same time while it
-    serves, otherwise 0. `judgement` is None if the engine was not judged on frames of cameras. `shared_by` is the box
-    that built the engine, if it came from a shared store.
+    engine uses the files of another engine, `adopted_from` is the key of that other engine, which was built in advance
+    or for another driver. `effort` says how much the builder was allowed to optimise: full, reduced or least.
+    `standard` is the digest of the limits and golden answers with which the engine was verified. If the engine was
+    built in advance on a box with another device, `ahead` is the device that it was built for. `speeds` has the
+    measured speed for each number of instances and threads. `instances` is the number of inferences that the engine
+    runs at the same time while it serves, otherwise 0. `judgement` is None if the engine was not judged on frames of
+    cameras. `shared_by` is the box that built the engine, if it came from a shared store.
     """
 
     key: str
@@ -341,13 +345,13 @@ class EngineInfo(Info, frozen=True):
         """Why the engine was not judged on frames of cameras; empty if it was."""
         if self.judgement is not None:
             is_gone = self.judgement.outcome == "no_frames"
-            return f"the frames of collection {self.judgement.collection} are gone" if is_gone else ""
+            return f"the frames of collection {self.judgement.collection} no longer exist" if is_gone else ""
         if self.precision == "fp32":
-            return "fp32 differs from the reference by rounding only"
+            return "an fp32 engine differs from the reference by rounding only"
         if self.verdict is None:
-            return "it is not verified yet"
+            return "the engine is not verified yet"
         if not self.verdict.accepted:
-            return "its answers to the golden inputs were rejected before"
+            return "the engine's answers to the golden inputs were rejected before"
         return f"no frames are collected; to collect some: edged samples collect {self.model}"
 
 
@@ -360,8 +364,8 @@ class PartChange(Info, frozen=True):
 
 
 class Explanation(Info, frozen=True):
-    """Why a wanted engine exists or does not exist. `wanted` is its key. `nearest` is the key of the most similar
-    engine in the store, and `changes` are the differences from that engine."""
+    """Why a wanted engine exists or does not exist. `wanted` is the key of the wanted engine. `nearest` is the key of
+    the most similar engine in the store, and `changes` are the differences from that engine."""
 
     wanted: str
     backend: str
@@ -374,7 +378,7 @@ class Explanation(Info, frozen=True):
 
 class RuntimeSupport(Info, frozen=True):
     """The newest ONNX versions that a runtime accepted in a test. `opset` and `ir_version` are 64 if the runtime does
-    not check them. They are 0 if it accepts none; `problem` then says why."""
+    not check them. They are 0 if the runtime accepts no version; `problem` then says why."""
 
     backend: str
     version: str = ""
@@ -385,8 +389,8 @@ class RuntimeSupport(Info, frozen=True):
 
 class TriedModel(Info, frozen=True):
     """Whether a box could serve a model that it does not have. `problem` says in one line why it could not, and is
-    empty if it could. `remedy` says what to do. `backends` says for each backend of the box why it cannot run the
-    model; empty if it can."""
+    empty if it could. `remedy` says what to do. `backends` says for each backend of the box why this backend cannot run
+    the model; the reason is empty if it can."""
 
     problem: str
     remedy: str
@@ -448,8 +452,8 @@ class StatusInfo(Info, frozen=True):
 
 
 class ReloadedKey(Info, frozen=True):
-    """A changed key of the daemon's configuration: `change` describes the change in one line; `problem` says why it is
-    not in force and what to do, and is empty if it is in force."""
+    """A changed key of the daemon's configuration: `change` describes the change in one line; `problem` says why the
+    change is not in force and what to do, and is empty if it is in force."""
 
     key: str
     change: str
@@ -468,7 +472,8 @@ class ZoneInfo(Info, frozen=True):
 
 
 class LineInfo(Info, frozen=True):
-    """The number of objects of each class that crossed a line since the camera started, by direction."""
+    """The objects that crossed a line since the camera started. `entered` and `left` are the two directions; each has
+    the number of objects of each class."""
 
     entered: dict[str, int]
     left: dict[str, int]
@@ -478,10 +483,10 @@ class CameraInfo(Info, frozen=True):
     """One camera with one model.
 
     Frames are counted since the daemon first saw the camera: received = answered + failed + skipped + dropped + frames
-    in flight. `skipped` has the number for each reason. `dropped` frames lost their connection before the answer.
-    `fps_in` and `fps_answered` are rates of the last seconds. `age_p50_ms` and `age_p99_ms` are percentiles of the time
-    from capture to answer, over the latest answers; None before the first. Times are seconds since the epoch, 0 for
-    never. `mode` is freshest or every_frame, `protocol` is grpc or zeromq.
+    in flight. `skipped` has the number of skipped frames for each reason. `dropped` frames lost their connection before
+    the answer. `fps_in` and `fps_answered` are rates of the last seconds. `age_p50_ms` and `age_p99_ms` are percentiles
+    of the time from capture to answer, over the latest answers; None before the first. Times are seconds since the
+    epoch, 0 for never. `mode` is freshest or every_frame, `protocol` is grpc or zeromq.
 
     `configured`: the daemon opens the camera itself. `removable`: commands can change the camera. `state` is off,
     starting, connecting, streaming, lost or failed; `reason` says why the camera does not stream. `source` and
@@ -523,8 +528,8 @@ class CameraInfo(Info, frozen=True):
 class ModelLoad(Info, frozen=True):
     """The load of a model. `answered` and `failed` count requests and frames since the model was loaded. `waiting` is
     the number in its queue now. `infer_ms` is the recent median of one inference. `baseline_ms` is the lowest value of
-    `infer_ms` for this build of the engine since the model was loaded. Both are None if unknown. `degraded` are the
-    kinds of the model's alarms. `backend` is empty while no engine serves."""
+    `infer_ms` for this build of the engine since the model was loaded. Both are None if unknown. `degraded` lists the
+    kinds of the model's current alarms. `backend` is empty while no engine serves."""
 
     name: str
     state: str

@@ -1,4 +1,5 @@
-"""Makes msgspec safe for several threads, and its errors readable. Writes the numbers of protobuf messages.
+"""Makes msgspec safe for several threads, and explains msgspec's errors to users. Encodes numbers for protobuf
+messages.
 
 When msgspec first decodes a struct type, it stores a table in the type. Python code runs while msgspec fills the table.
 A second thread that decodes the same type meanwhile uses the incomplete table, which crashes the process (seen with
@@ -29,7 +30,8 @@ def ready(kind: Any) -> Any: ...
 
 
 def ready(kind: Any) -> Any:
-    """Prepare a type and return it; afterwards any thread may decode or convert to it."""
+    """Prepare a type for msgspec and return the type. Afterwards any thread can decode or convert values to this
+    type."""
     if kind not in _READY:
         with _LOCK:
             msgspec.json.Decoder(kind)
@@ -45,15 +47,15 @@ _TYPES = {
     "int": "a whole number",
     "null": "nothing",
     "object": "an object",
-    "str": "a text",
+    "str": "a string",
 }
 
 
 def explain(error: Exception, names: Sequence[str] = (), table: str = "an object") -> str:
-    """Describe an error of msgspec for users: `shape[0]: expected a whole number, got a text`.
+    """Describe an error of msgspec for users: `shape[0]: expected a whole number, got a string`.
 
-    `names` are the allowed names: for an unknown name, the text suggests the closest one or lists them all. `table` is
-    the format's word for an object.
+    `names` are the allowed names: for an unknown name, the text suggests the closest allowed name or lists all of them.
+    `table` is the format's word for an object.
     """
     message, _, place = str(error).partition(" - at `")
     place = place.rstrip("`").removeprefix("key in ").lstrip("$.")

@@ -101,7 +101,7 @@ class NotFound(EdgedError, code=ErrorCode.NOT_FOUND):
 
 
 class ModelNotFound(NotFound, code=ErrorCode.MODEL_NOT_FOUND):
-    """A model, or a version of one, that does not exist."""
+    """A model that does not exist, or a version that a model does not have."""
 
 
 class AlreadyExists(EdgedError, code=ErrorCode.ALREADY_EXISTS):
@@ -113,7 +113,8 @@ class NotReady(EdgedError, code=ErrorCode.MODEL_NOT_READY):
 
 
 class DaemonUnavailable(NotReady, code=ErrorCode.DAEMON_UNAVAILABLE):
-    """A daemon that does not answer at the client's address, or whose connection ended."""
+    """A daemon that does not answer at the client's address, or whose connection ended. Also a server of models or a
+    shared store that cannot be used now."""
 
 
 class Overloaded(EdgedError, code=ErrorCode.OVERLOADED):
@@ -121,7 +122,7 @@ class Overloaded(EdgedError, code=ErrorCode.OVERLOADED):
 
 
 class Unauthenticated(EdgedError, code=ErrorCode.UNAUTHENTICATED):
-    """A caller without credentials, or with wrong ones."""
+    """A caller without credentials, or with wrong credentials."""
 
 
 class Forbidden(EdgedError, code=ErrorCode.PERMISSION_DENIED):
@@ -129,8 +130,8 @@ class Forbidden(EdgedError, code=ErrorCode.PERMISSION_DENIED):
 
 
 class ClientLimited(Overloaded, code=ErrorCode.CLIENT_LIMIT_EXCEEDED):
-    """A client exceeded its limit of streams, requests, bytes or requests per second; `seconds`: how long to wait
-    before a retry."""
+    """A client exceeded its limit of streams, of running requests, of their bytes, or of requests per second.
+    `seconds`: how long to wait before a retry."""
 
     def __init__(self, message: str, seconds: float = 0.0) -> None:
         super().__init__(message)
@@ -209,8 +210,9 @@ class OutOfMemory(EngineUnusable, code=ErrorCode.OUT_OF_MEMORY):
 
 
 class FamilyFailed(EngineUnusable, code=ErrorCode.FAMILY_FAILED):
-    """A family of another package that cannot be loaded or used, that raised, or that returned something invalid. The
-    message names the package; `family` is the name of the family, if known."""
+    """A model family, from a package other than edged, failed. Its code could not be loaded or used, raised an
+    exception, or returned something invalid. The message names the package; `family` is the name of the family, if
+    known."""
 
     def __init__(self, message: str, family: str = "") -> None:
         super().__init__(message)
@@ -259,7 +261,8 @@ class Unsupported(EdgedError, code=ErrorCode.UNSUPPORTED):
 
 
 def rebuild(name: str, message: str, otherwise: type[EdgedError] = EngineUnusable) -> EdgedError:
-    """Return an error of the class that another process named; `otherwise` if edged has no such class."""
+    """Return an error that another process sent as the name of its class and its message. If edged has no class with
+    this name, return an error of the class `otherwise`."""
     kind = globals().get(name)
     return (kind if isinstance(kind, type) and issubclass(kind, EdgedError) else otherwise)(message)
 

@@ -19,7 +19,7 @@ def sentence(what: happened.What | None, model: str, engine: str) -> str:
         case happened.ModelRemoved():
             return f"model {model} was removed"
         case happened.ModelRepaired():
-            return f"model {model} was repaired from {what.original[:12]} and added: {what.steps}"
+            return f"model {model} was repaired ({what.steps}) and added; digest of the original: {what.original[:12]}"
         case happened.EngineMoved():
             return _because(f"{subject} ({what.backend}) is {what.state}", what.reason)
         case happened.EngineProgress():
@@ -29,7 +29,7 @@ def sentence(what: happened.What | None, model: str, engine: str) -> str:
         case happened.EngineEvicted():
             return f"{subject} was evicted {what.reason}, {formatting.size(what.bytes)}"
         case happened.HostLost():
-            return _because(f"the engine host of {what.backend} was lost", what.reason)
+            return _because(f"the host of {what.backend} was lost", what.reason)
         case happened.DeviceChanged():
             return f"the device changed: {'; '.join(_change(change) for change in what.changes)}"
         case happened.AlarmRaised():
@@ -39,7 +39,7 @@ def sentence(what: happened.What | None, model: str, engine: str) -> str:
         case happened.CameraMoved():
             return _because(f"camera {what.camera} is {what.state}", what.reason)
         case happened.ZoneChanged():
-            kept = f", kept in {what.file}" if what.file else ""
+            kept = f", saved in {what.file}" if what.file else ""
             return f"zone {what.zone} of camera {what.camera} is {'occupied' if what.occupied else 'free'}{kept}"
         case happened.Described():
             return f"camera {what.camera} ({what.rule}): {' '.join(what.text.split())}"

@@ -26,8 +26,8 @@ class ModelRead(msgspec.Struct, frozen=True, tag="model_read"):
 
 
 class ModelRefused(msgspec.Struct, frozen=True, tag="model_refused"):
-    """A model on disk cannot be served. `category` and `stage` are as in `edged.models.finding`; empty for other
-    reasons."""
+    """A model on disk cannot be served. `category` and `stage` are those of the finding (`edged.models.finding`); empty
+    for a refusal without a finding."""
 
     reason: str
     category: str = ""
@@ -222,7 +222,7 @@ class EventLog:
     async def follow(self, after: int = 0, epoch: str = "", live: bool = True) -> AsyncGenerator[Event, None]:
         """Yield the kept events with sequence numbers above `after`; then, if `live`, each new event until cancelled.
 
-        If `epoch` is that of another run of the daemon, yield all kept events. A follower that falls behind the oldest
+        If `epoch` identifies another run of the daemon, yield all kept events. A follower that falls behind the oldest
         kept event continues with that event: the sequence numbers show the gap.
         """
         if (epoch and epoch != self.epoch) or after > self._last:

@@ -62,7 +62,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def offers() -> tuple[Offer, ...]:
-    """Return every family that an installed package offers, by name. Reads the disk, and runs no code of the
+    """Return every family that an installed package offers, sorted by name. Reads the disk, and runs no code of the
     packages."""
     found = sorted(map(_offer, _points()), key=lambda offer: (offer.family, offer.package.name))
     times = Counter(offer.family for offer in found)
@@ -95,7 +95,10 @@ def load(family: str, package: Package) -> object:
     FamilyFailed if the family cannot be imported.
     """
     if not _is_permitted:
-        raise Unsupported(f"family {family} of package {package} is loaded in engine hosts only")
+        raise Unsupported(
+            f"this process may not run the code of family {family} of package {package}; in your own program, name the"
+            " family in the argument 'families'"
+        )
     offer = _current(family, package)
     module, _, name = offer.target.partition(":")
     try:
@@ -106,7 +109,10 @@ def load(family: str, package: Package) -> object:
         raise failed(family, package, error, f"cannot import {offer.target}") from error
     _current(family, package)  # its files may have been replaced during the import
     if _imported.setdefault(module, package) != package:
-        raise Superseded(f"package {package} of family {family} changed after this process had imported it")
+        raise Superseded(
+            f"package {package} of family {family} changed after this process had imported the package; only a new"
+            " process can use the changed package"
+        )
     return found
 
 
@@ -127,9 +133,14 @@ _LONGEST = 1000  # characters of an error: a package's message may be anything
 def _current(family: str, package: Package) -> Offer:
     installed = [offer for offer in offers() if offer.family == family and not offer.problem]
     if not installed:
-        raise Superseded(f"package {package} of family {family} is not installed, or not where engine hosts find it")
+        raise Superseded(
+            f"package {package} of family {family} is not installed in the environment of this process, or another"
+            " package also offers the family; see: edged family list"
+        )
     if installed[0].package != package:
-        raise Superseded(f"package {package} of family {family} changed on disk")
+        raise Superseded(
+            f"package {package} of family {family} changed on disk; repeat the command (edged repeats its own work)"
+        )
     return installed[0]
 
 
@@ -166,7 +177,7 @@ def _offer(point: EntryPoint) -> Offer:
         allowed = "1 to 60 lower-case letters, digits, dots, dashes and underscores"
         return Offer(family[:80], package, target, f"invalid family name; a name has {allowed}")
     if not TARGET.fullmatch(target):
-        return Offer(family, package, target, f"{target[:80]!r} is not MODULE:CLASS; correct its entry point")
+        return Offer(family, package, target, f"entry point {target[:80]!r} does not have the form MODULE:CLASS")
     return Offer(family, package, target)
 
 
@@ -233,10 +244,10 @@ def _digest(file: Path, size: int, mtime_ns: int, inode: int) -> bytes:
 
 
 def _unambiguous(offer: Offer, every: list[Offer]) -> Offer:
-    """Return the offer with a problem: other packages offer a family of the same name, and edged chooses none of
-    them."""
+    """Return the offer with a `problem`, because other packages offer a family of the same name. edged uses none of
+    these offers."""
     others = {str(each.package) for each in every if each.family == offer.family and each != offer}
     others = others or {str(offer.package)}
     return msgspec.structs.replace(
-        offer, problem=f"{', '.join(sorted(others))} offers it too; uninstall one of the packages"
+        offer, problem=f"{', '.join(sorted(others))} also offers this family; uninstall one of the packages"
     )

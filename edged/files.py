@@ -74,7 +74,7 @@ def unwritable(folder: Path) -> str:
 def disk_fault(where: Path, error: OSError) -> OutOfSpace | None:
     """Return the problem with the disk of `where` that an error reports; None if the error is not about the disk."""
     if error.errno in _FULL:
-        return OutOfSpace(f"{where} is full; free some space or inodes ({error.strerror})")
+        return OutOfSpace(f"the disk of {where} is full ({error.strerror}); free some space or inodes")
     if error.errno in DISK_ERRORS:
         kind = DiskFailing if error.errno == errno.EIO else OutOfSpace
         return kind(f"the disk of {where} fails: {error.strerror}; see: dmesg")
@@ -82,7 +82,8 @@ def disk_fault(where: Path, error: OSError) -> OutOfSpace | None:
 
 
 def disk_fault_behind(where: Path, error: BaseException) -> OutOfSpace | None:
-    """Return what `disk_fault` returns for an error or for the first of its causes that reports a disk problem."""
+    """Search an error and its causes for the first one that reports a disk problem. Return the problem as `disk_fault`
+    does; None if there is no such problem."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and (found := disk_fault(where, cause)) is not None:
@@ -149,7 +150,7 @@ def _open_inside(folder: Path, name: str | PurePath) -> int:
     """Open a file inside a folder. Each folder of the path is opened relative to the previous one, so that none can be
     replaced by a link meanwhile."""
     if leads_outside(name):
-        raise OSError(errno.EPERM, "it lies outside the model's folder")
+        raise OSError(errno.EPERM, "the file lies outside the model's folder")
     pure = PurePath(name)
     handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -162,7 +163,7 @@ def _open_inside(folder: Path, name: str | PurePath) -> int:
         os.close(handle)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise OSError(errno.EINVAL, "it is not a regular file")
+        raise OSError(errno.EINVAL, "the file is not a regular file")
     return file
 
 
@@ -173,7 +174,7 @@ def _step(folder: int, name: str, flags: int) -> int:
         is_link = error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(folder, name)
         if is_link:
             raise OSError(
-                errno.ELOOP, "it is reached by a link; copy the file itself into the model's folder"
+                errno.ELOOP, "the path contains a link; copy the file itself into the model's folder"
             ) from None
         raise
 
@@ -195,14 +196,14 @@ def foreign(paths: Iterable[Path]) -> str:
     for path in paths:
         status = path.stat()
         if status.st_uid not in (0, os.geteuid()):
-            return f"{path} belongs to {_user(status.st_uid)}, not to {_user(os.geteuid())}; chown it"
+            return f"{path} belongs to {_user(status.st_uid)}, not to {_user(os.geteuid())}; change the owner (chown)"
         is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
         if is_sticky:
             continue
         if status.st_mode & stat.S_IWOTH:
-            return f"{path} may be written by all users; chmod o-w it"
+            return f"{path} can be written by all users; run: chmod o-w {path}"
         if status.st_mode & stat.S_IWGRP and status.st_gid not in (0, os.getegid()):
-            return f"{path} may be written by a group that is not {_user(os.geteuid())}'s own; chmod g-w it"
+            return f"{path} can be written by a group that is not {_user(os.geteuid())}'s own; run: chmod g-w {path}"
     return ""
 
 

@@ -56,13 +56,13 @@ def far(phase: str, fraction: float | None, elapsed_s: float, estimate_s: float 
 
 
 def stage(stage: str, category: str) -> str:
-    """Format where a model was refused, and why: `external data: external truncated`."""
+    """Format the stage at which a model was refused and the reason: `external data: external truncated`."""
     return f"{stage}: {category}".replace("_", " ")
 
 
 def times(elapsed_s: float, estimate_s: float | None) -> str:
-    """Format the time so far, with the estimate unless the time exceeds the estimate. Empty at the start without an
-    estimate."""
+    """Format the time so far, with the estimated total unless the time so far exceeds it. Return an empty text at the
+    start if there is no estimate."""
     if estimate_s is not None and max(elapsed_s, 1.0) <= estimate_s:
         return f"{span(elapsed_s)} of about {span(estimate_s)}"
     return span(elapsed_s) if elapsed_s >= 0.05 else ""
@@ -89,7 +89,8 @@ def line(engine: EngineProgress) -> str:
 
 
 def skipped(counts: Mapping[str, int], received: int) -> str:
-    """Format a camera's skipped frames by reason, as shares of the received ones, the largest first."""
+    """List the reasons for which a camera's frames were skipped, each with its share of the received frames. The
+    largest share comes first."""
     reasons = sorted(counts.items(), key=lambda item: -item[1])
     return ", ".join(f"{reason} {count / max(count, received):.0%}" for reason, count in reasons if count)
 

@@ -77,8 +77,8 @@ class LoadedModel(AbstractContextManager["LoadedModel"]):
         return self._result(outcome, (time.perf_counter() - started) * 1e3)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the model on tensors by name; return its outputs by name. Raises EngineUnusable if the runtime refuses
-        the tensors."""
+        """Run the model. `inputs` and the result map names of tensors to arrays. Raises EngineUnusable if the runtime
+        refuses the tensors."""
         outputs, _ = self._pipeline.run(inputs, None)
         return owned(outputs)
 
@@ -169,8 +169,8 @@ async def _make_missing(builder: Builder, store: Store, model: Model, planned: P
 
 
 async def _obtain(builder: Builder, task: Task, trial: str) -> EngineRecord:
-    """Adopt the engine `trial`, which was built ahead or for another driver, if its answers are right; otherwise build
-    one."""
+    """Adopt the engine with the key `trial`, if its answers are right. That engine was built in advance or for another
+    driver. If there is no such engine, or if its answers are wrong, build the engine."""
     if trial:
         with contextlib.suppress(EdgedError, KeyError):
             return await builder.adopt(task, trial, _ignore, no_limit)
@@ -202,7 +202,7 @@ def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
 def _raw(image: Array) -> Shot:
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
         raise InvalidInput(
-            f"{image.dtype}{list(image.shape)} is not a picture; give uint8 [height, width, 3] or [h, w]"
+            f"an array {image.dtype}{list(image.shape)} is not a picture; give uint8 [height, width, 3] or [h, w]"
         )
     height, width = image.shape[:2]
     pixels = np.ascontiguousarray(image)

@@ -1,8 +1,9 @@
-"""Copies msgspec structs to protobuf messages and back, by field name.
+"""Copies msgspec structs to protobuf messages and back: each field to the field with the same name.
 
 A field has the same name and type on both sides; None means an absent field. There are two exceptions:
 
-- If a message's only field is a map, the struct has this map in place of the message: protobuf has no map of maps.
+- If a message's only field is a map, the struct has this map in place of the message. Such messages exist only because
+  a map of protobuf cannot contain maps.
 - A nested message may be flat in the struct: if no field of the struct has the nested message's name, the struct has
   the nested message's fields instead.
 """
@@ -27,12 +28,13 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 
 def to_message(struct: msgspec.Struct, kind: type[AnyMessage]) -> AnyMessage:
-    """Convert a struct to a message. Fields that exist only in one of them are left out."""
+    """Convert a struct to a message. Fields that exist only in the struct or only in the message are left out."""
     return kind(**_arguments(msgspec.to_builtins(struct), kind.DESCRIPTOR))
 
 
 def to_struct(message: Message, kind: type[AnyStruct]) -> AnyStruct:
-    """Convert a message to a struct. Fields that exist only in one of them are left out. Maps are sorted by key."""
+    """Convert a message to a struct. Fields that exist only in the message or only in the struct are left out. Maps are
+    sorted by key."""
     struct: AnyStruct = _reader(kind, message.DESCRIPTOR)(message)
     return struct
 
@@ -105,8 +107,8 @@ def _same(value: Any) -> Any:
 
 
 def _converter(hint: Any, kind: Descriptor) -> Convert:
-    """Return a function that converts a field's value to the type `hint` of the struct. `kind` is the descriptor of the
-    field's message type; None for a field of plain values."""
+    """Return a function that converts a field's value to `hint`, the type of the struct's field. `kind` is the
+    descriptor of the field's message type; None for a field of plain values."""
     origin, of = get_origin(hint), get_args(hint)
     if origin is tuple:
         item = _converter(of[0], kind)

@@ -60,12 +60,13 @@ def install_runtime(backend: str) -> str:
 
 
 def reinstall_runtime(backend: str) -> str:
-    """Return the command that replaces a damaged or mixed installation of a backend's runtime."""
+    """Return the command that replaces a backend's runtime, whose files may be damaged or of several versions."""
     return install(*_RUNTIMES.get(backend, (backend,)), option="--force-reinstall")
 
 
 def missing(module: str, what: str) -> str:
-    """Return the error message for an action `what` that needs a missing module of `NOT_IN_CLIENT`."""
+    """Return the error message for the action `what`. The action needs `module`, which is not installed. `module` is a
+    key of `NOT_IN_CLIENT`."""
     requirement = NOT_IN_CLIENT[module]
     return f"{what} needs {requirement.partition('>')[0]}; install it: {install(requirement)}"
 

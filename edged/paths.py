@@ -61,8 +61,8 @@ def user_data_dir() -> Path:
 
 
 def default_config() -> Path | None:
-    """Return the default configuration file, which may not exist: the service's, or below XDG_CONFIG_HOME for an
-    ordinary user; None for root outside the service."""
+    """Return the default configuration file, which may not exist. For the service it is in CONFIGURATION_DIRECTORY, for
+    an ordinary user below XDG_CONFIG_HOME. Return None for root outside the service."""
     managed = _systemd("CONFIGURATION_DIRECTORY")
     if managed is not None:
         return managed / CONFIG

@@ -50,7 +50,7 @@ def die_with_parent(parent: int) -> bool:
 
 
 def become_child(parent: int) -> BinaryIO:
-    """Set up this process as a child of the daemon that answers on standard output; return that output. Text that
+    """Set up this process as a child of the daemon. The child answers on standard output; return that stream. Text that
     libraries print goes to standard error. Exits with status 1 if the process `parent` has already ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the daemon, which ends its children
     answers = os.fdopen(os.dup(1), "wb")
@@ -91,10 +91,11 @@ def children() -> set[int]:
 
 
 def restrain(memory_mb: int = 0, disk_mb: int = 0, niceness: int = BUILD) -> None:
-    """Lower this process's priorities: lowest for the disk, and first to be killed when memory runs out.
+    """Lower the priorities of this process. It gets the lowest priority for the disk. If memory runs out, the kernel
+    kills this process before others.
 
-    niceness: IDLE and BUILD get only processor time that no other process needs, EXAMINE a small share of a busy box,
-    MEASURE a normal share.
+    niceness: with IDLE or BUILD the process gets only processor time that no other process needs, with EXAMINE a small
+    share of a busy box, with MEASURE a normal share.
 
     memory_mb: limit in MiB of writable data (RLIMIT_DATA), 0 for no limit. Address space is not limited, since runtimes
     reserve much of it. disk_mb: limit in MiB of one file, 0 for no limit; larger writes fail with OSError, EFBIG.

@@ -7,8 +7,9 @@ cannot make it read other programs' shared memory. A segment has slots, one afte
     offset + 64   the picture's bytes
 
 The client sets the stamp to 0, writes the picture, and then writes the picture's stamp. No stamp is used twice. The
-daemon reads the stamp, the picture, and the stamp again. The picture is complete if both are the announced stamp.
-The daemon never writes, so a client that dies leaves no state to release.
+client sends the stamp to the daemon in the message about the picture. The daemon reads the stamp, the picture, and the
+stamp again. The picture is complete if both reads return the stamp from the message. The daemon never writes, so a
+client that dies leaves no state to release.
 
 Both ends use pwrite(2) and pread(2), not mapped memory. If a segment is truncated meanwhile, a read then returns fewer
 bytes instead of causing a fatal signal. The order of writes also holds on ARM: each pwrite takes and releases the
@@ -28,5 +29,6 @@ ALIGNED = 4096  # slots begin at a page
 
 
 def slot_size(picture: int) -> int:
-    """Return the bytes from one slot to the next, for pictures of up to `picture` bytes."""
+    """Return the number of bytes from the start of one slot to the start of the next, for pictures of up to `picture`
+    bytes."""
     return -(-(HEADER + picture) // ALIGNED) * ALIGNED

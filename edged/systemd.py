@@ -73,7 +73,7 @@ def watchdog_seconds(environment: Mapping[str, str], pid: int) -> float | None:
 def passed_descriptors(environment: Mapping[str, str], pid: int) -> list[tuple[int, str]]:
     """Return the sockets that systemd opened for this process, as (descriptor, name from the unit).
 
-    Empty if they are for another process or their count is invalid.
+    Return an empty list if the sockets are for another process, or if their count is invalid.
     """
     text = environment.get("LISTEN_FDS", "")
     if environment.get("LISTEN_PID") != str(pid) or not (text.isascii() and text.isdecimal() and len(text) <= 4):

@@ -60,7 +60,8 @@ async def at_most(seconds: float | None, work: Awaitable[_T]) -> _T:
 
 async def despite_cancelling(work: Coroutine[Any, Any, _T]) -> _T:
     """Wait for the result of short work even if this task is cancelled, and raise the cancellation afterwards. After a
-    cancellation, an error of the work is dropped, because a caller that handles the error would not end."""
+    cancellation, an error of the work is dropped. If the error were raised instead of the cancellation, a caller that
+    handles the error would go on although it was cancelled."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
@@ -94,12 +95,12 @@ def retrieve_exception(task: asyncio.Future[Any]) -> None:
 def failed(name: str, error: BaseException) -> None:
     """Log and count the unexpected end of a task."""
     FAILURES[name] += 1
-    _LOG.error("task %s ended with an unexpected error", name, exc_info=error)
+    _LOG.error("task %s ended with an unexpected error; report the traceback", name, exc_info=error)
 
 
 def count_callbacks() -> None:
-    """Count exceptions in callbacks of this loop, and in tasks that are never awaited, in `FAILURES`. asyncio logs
-    them."""
+    """From now on, count in `FAILURES` the exceptions in callbacks of this loop and in tasks that are never awaited.
+    asyncio logs these exceptions."""
 
     def unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         FAILURES["callback"] += 1

@@ -1,7 +1,7 @@
 """Tensor names, datatypes and shapes, with the names of the Open Inference Protocol.
 
 A datatype is one of the protocol's names (`FP32`, `UINT8`, `BYTES`, ...). A shape is a tuple whose entries are a fixed
-size (`int`) or the name of a dynamic dimension (`str`, `"?"` if the model gives it no name).
+size (`int`) or the name of a dynamic dimension (`str`, `"?"` if the model does not name the dimension).
 
 Raw contents are a tensor's bytes, little-endian and in C order. Each element of a BYTES tensor is its length as uint32,
 followed by its bytes.
@@ -65,7 +65,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
         return all(isinstance(d, int) for d in self.shape)
 
     def admits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a concrete shape fits: it has the same rank, and the same size in every fixed dimension."""
+        """Whether a concrete shape fits: it has the same rank as this shape, and the same size in every fixed
+        dimension. `ANY_SHAPE` admits every shape."""
         if self.shape == ANY_SHAPE:
             return True
         return len(shape) == len(self.shape) and all(
@@ -86,24 +87,24 @@ def byte_size(datatype: str, shape: tuple[int, ...]) -> int:
 
 
 def owned(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Copy a session's arrays. The originals are valid only until the session's next call, and their memory may be
-    freed with the session."""
+    """Return copies of a session's arrays. The originals are valid only until the session's next call, and their memory
+    may be freed with the session."""
     return {name: array.copy() for name, array in arrays.items()}
 
 
 def to_array(name: str, datatype: str, shape: tuple[int, ...], data: memoryview | bytes) -> Array:
-    """Return a read-only array of this shape over `data`, without a copy; for BYTES, a new object array of bytes.
-    Raises InvalidTensor if the size of `data` does not fit."""
+    """Return an array with this shape: a read-only view of `data`, or for BYTES a new object array of bytes. Raises
+    InvalidTensor if `data` does not have the size that datatype and shape need."""
     if datatype == "BYTES":
         elements = _split(name, bytes(data))
         if len(elements) != math.prod(shape):
             wanted = math.prod(shape)
-            raise InvalidTensor(f"tensor {name!r} holds {len(elements)} elements, BYTES{list(shape)} takes {wanted}")
+            raise InvalidTensor(f"tensor {name!r} has {len(elements)} elements, but BYTES{list(shape)} needs {wanted}")
         return np.array(elements, dtype=np.object_).reshape(shape)
     dtype = numpy_dtype(datatype)
     if math.prod(shape) * dtype.itemsize != len(data):
         wanted = math.prod(shape) * dtype.itemsize
-        raise InvalidTensor(f"tensor {name!r} holds {len(data)} bytes, {datatype}{list(shape)} takes {wanted}")
+        raise InvalidTensor(f"tensor {name!r} has {len(data)} bytes, but {datatype}{list(shape)} needs {wanted}")
     return np.frombuffer(data, dtype=dtype).reshape(shape)
 
 

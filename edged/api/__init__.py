@@ -1,2 +1,2 @@
-"""The gRPC services and other endpoints that clients call. They convert requests to work for engines, and results to
-responses."""
+"""The gRPC services and other endpoints that clients call. Each request becomes a job for an engine, and each result
+becomes a response."""

@@ -1,4 +1,4 @@
-"""The files of one built engine. Every read checks a file against the digest in its record.
+"""The files of one built engine. Every read compares a file with the digest in the file's record.
 
 A runtime's own check is not enough: OpenVINO accepts a blob with altered weights without an error.
 """
@@ -24,7 +24,8 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class Artefact(msgspec.Struct, frozen=True):
-    """The files of an engine by name, and the directory `root` that contains them. An engine may have no files."""
+    """The files of an engine. `files` maps the name of each file in the directory `root` to its record. An engine may
+    have no files."""
 
     root: str
     files: dict[str, FileRecord]
@@ -51,24 +52,32 @@ class Artefact(msgspec.Struct, frozen=True):
         """
         record = self.files.get(name)
         if record is None:
-            raise EngineDamaged(f"engine file {name} is not in its record; it will be rebuilt")
+            raise EngineDamaged(f"engine file {name} is not in the engine's record; the engine will be rebuilt")
         try:
             data = read_regular(Path(self.root) / name)
         except OSError as error:
-            raise EngineDamaged(f"engine file {name} cannot be read: {error.strerror}; it will be rebuilt") from error
+            raise EngineDamaged(
+                f"engine file {name} cannot be read: {error.strerror}; the engine will be rebuilt"
+            ) from error
         if len(data) != record.size or hashlib.sha256(data).hexdigest() != record.sha256:
-            raise EngineDamaged(f"engine file {name} does not match its record (altered on disk); it will be rebuilt")
+            raise EngineDamaged(
+                f"engine file {name} does not match its record (altered on disk); the engine will be rebuilt"
+            )
         return data
 
     def check(self) -> None:
-        """Check every file without keeping its bytes. Raises EngineDamaged if one is missing or altered."""
+        """Check every file without keeping its bytes. Raises EngineDamaged if a file is missing or altered."""
         for name, record in self.files.items():
             try:
                 found = _digest(Path(self.root) / name)
             except OSError as error:
-                raise EngineDamaged(f"engine file {name} cannot be read: {error.strerror}") from error
+                raise EngineDamaged(
+                    f"engine file {name} cannot be read: {error.strerror}; the engine will be rebuilt"
+                ) from error
             if found != record:
-                raise EngineDamaged(f"engine file {name} does not match its record (altered on disk)")
+                raise EngineDamaged(
+                    f"engine file {name} does not match its record (altered on disk); the engine will be rebuilt"
+                )
 
 
 def _digest(path: Path) -> FileRecord:

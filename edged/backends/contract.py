@@ -64,7 +64,7 @@ class Recipe(msgspec.Struct, frozen=True, order=True):
         return self.optimization == UNOPTIMISED
 
     def parts(self) -> dict[str, str]:
-        """Return the recipe's fields as the named parts that the recipe adds to an engine's key."""
+        """Return the parts that the recipe adds to an engine's key, as a mapping from "recipe.FIELD" to a text."""
         return {f"recipe.{name}": str(getattr(self, name)) for name in self.__struct_fields__}
 
 
@@ -79,10 +79,10 @@ class Composition(msgspec.Struct, frozen=True):
     """What a built engine consists of, as far as the runtime reports it. Only `fallback` has effects; the other fields
     are for people to read.
 
-    `layers` counts layers by the precision that they compute in. `nodes` counts the model's nodes by execution provider
-    and operator. Each line of `fallback` names a part of the model that should run on the recipe's device, but does
-    not. An engine with such parts serves, but edged raises an alarm. `kept` says what stays in float32, and why.
-    `notes` are further remarks.
+    `layers` maps each precision to the number of layers that compute in it. `nodes` maps each execution provider to the
+    number of its nodes for each operator. Each line of `fallback` names a part of the model that should run on the
+    recipe's device, but does not. An engine with such parts serves, but edged raises an alarm. `kept` says what stays
+    in float32, and why. `notes` are further remarks.
     """
 
     layers: dict[str, int] = {}
@@ -128,7 +128,7 @@ class Order(msgspec.Struct, frozen=True):
 
     @property
     def threads(self) -> int:
-        """The CPU threads of one inference, 0 for the runtime's own choice."""
+        """The number of CPU threads of one inference; 0 for the runtime's own choice."""
         return self.parallelism.threads or self.recipe.threads
 
 
@@ -140,7 +140,7 @@ class Session(Protocol):
     """An opened engine."""
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """Run one inference. `inputs` has all inputs by name, as C-contiguous arrays with the signature's dtypes.
+        """Run one inference. `inputs` maps the name of each input to a C-contiguous array with the signature's dtype.
 
         Returns the requested outputs (all if None) as arrays that stay valid until the next call.
         Raises EngineUnusable with the runtime's reason on one line.
@@ -155,8 +155,8 @@ class Placed(Protocol):
     """A session that reports where its nodes run. edged compares the report with the record of the build."""
 
     def nodes(self) -> Nodes:
-        """Return how many nodes run on each execution provider, by operator; empty if the runtime does not report
-        it."""
+        """Return how many nodes of each operator run on each execution provider; empty if the runtime does not report
+        this."""
 
 
 @runtime_checkable
@@ -165,8 +165,8 @@ class Stoppable(Session, Protocol):
     ensures that a stop reaches the right inference."""
 
     def stop(self) -> None:
-        """Make the running inference raise EngineUnusable; if no inference runs, the next one. The inference ends when
-        the runtime next checks for a stop."""
+        """Make the running inference raise EngineUnusable. If no inference runs, the next inference raises it. The
+        inference ends when the runtime next checks for a stop."""
 
     def go_on(self) -> None:
         """Allow inferences again after a stop. Call it while no inference runs."""
@@ -177,8 +177,8 @@ class Replicable(Session, Protocol):
     """A session whose engine can run several inferences at the same time."""
 
     def replica(self) -> Session:
-        """Return a session for another thread. Both sessions share the opened engine and its weights. Close every
-        session."""
+        """Return a session for another thread. Both sessions share the opened engine and its weights. Each session must
+        be closed."""
 
 
 @runtime_checkable
@@ -194,7 +194,7 @@ class Staging(Session, Protocol):
 
     def stage(self, inputs: Mapping[str, Array]) -> object:
         """Start to copy inputs to the device, and return a handle for exactly one call of `infer_staged`. `inputs` are
-        as for `infer`. The caller may change the arrays at once, except those from `array`.
+        as for `infer`. After this call the caller may change the arrays, except those from `array`.
 
         One set of inputs may be staged while another is inferred; a further call of `stage` waits. Raises the errors of
         `infer`.
@@ -208,20 +208,19 @@ class Graph(Protocol):
     """A model's graph, as builders read it."""
 
     def nodes(self) -> Sequence[tuple[str, str]]:
-        """Return name and operator of every node except constants, including nodes of subgraphs."""
+        """Return the name and operator of every node except constants. Nodes of subgraphs are included."""
 
     def layers(self, precision: str) -> tuple[dict[str, int], tuple[str, ...]]:
-        """Return the number of layers by the precision that they compute in, and a note if no layer has
-        `precision`."""
+        """Return a mapping from each precision to the number of layers that compute in it. Also return a note if no
+        layer has `precision`."""
 
     def shape_work(self) -> frozenset[str]:
         """Return the names of the nodes that only compute shapes."""
 
 
 class Graphs(Protocol):
-    """Reads and rewrites model files for builders. Implemented by `edged.jobs.engine_graph`: only jobs import the onnx
-    package. All methods raise EngineUnusable if a file cannot be read.
-    """
+    """Reads and rewrites model files for builders. Only `edged.jobs` may import the onnx package, so this is an
+    interface, which `edged.jobs.engine_graph` implements. All methods raise EngineUnusable if a file cannot be read."""
 
     def read(self, path: Path) -> Graph: ...
 
@@ -229,7 +228,7 @@ class Graphs(Protocol):
         """Write the model to `out`, with a unique name for every node and without initializers among the inputs."""
 
     def with_inputs(self, source: Path, inputs: Set[str]) -> bytes:
-        """Return the serialised model with only these inputs."""
+        """Return the serialised model without any inputs other than these."""
 
 
 class Backend(Protocol):
@@ -248,14 +247,14 @@ class Backend(Protocol):
     ) -> Composition:
         """Write the engine's files into the empty directory `out`.
 
-        `report` receives the finished fraction, 0 to 1, if the runtime reports it. Call `graphs` only if it is needed,
-        because it imports the onnx package. Raises EngineUnusable if the runtime refuses the model, Unsuitable if
+        `report` receives the finished fraction, 0 to 1, if the runtime reports it. Call `graphs` only if needed,
+        because the call imports the onnx package. Raises EngineUnusable if the runtime refuses the model, Unsuitable if
         another attempt would not help, OutOfSpace if the disk is full.
         """
 
     def open(self, order: Order) -> Session:
-        """Open an engine. Raises EngineDamaged if its files do not match their record, EngineUnusable if it cannot be
-        opened for another reason."""
+        """Open an engine. Raises EngineDamaged if the engine's files do not match their record. Raises EngineUnusable
+        if the engine cannot be opened for another reason."""
 
     def check(self, model: Path) -> None:
         """Raise EngineUnusable, with the reason, if the runtime does not accept the model."""
@@ -265,7 +264,8 @@ class Backend(Protocol):
 
     def trial(self, order: Order) -> Session | None:
         """Try the model with the order's recipe, without building an engine. Returns a session, or None if the runtime
-        cannot run the model without a build. Raises NotTaken or another EngineUnusable if it refuses the model."""
+        cannot run the model without a build. Raises NotTaken or another EngineUnusable if the runtime refuses the
+        model."""
 
 
 def one_line(error: BaseException, limit: int = 400) -> str:

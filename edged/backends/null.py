@@ -32,7 +32,7 @@ class _NullSession:
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         for name, array in inputs.items():
             if not self._profile.contains(name, array.shape):
-                raise InvalidTensor(f"input {name!r} has shape {list(array.shape)}, outside the engine's range")
+                raise InvalidTensor(f"input {name!r} has shape {list(array.shape)}, outside the engine's shape range")
         if self._seconds:
             time.sleep(self._seconds)
         views = [np.frombuffer(array.data, np.uint8) for array in inputs.values() if array.dtype != np.object_]

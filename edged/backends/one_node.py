@@ -1,5 +1,5 @@
-"""A minimal model, y = Relu(x), for testing what a runtime accepts. It is encoded here without the onnx package, which
-writes only the opset and IR versions of its own release. Most child processes do not import this package.
+"""A minimal model, y = Relu(x), for testing what a runtime accepts. This module encodes the model itself, because
+backends must not import the onnx package.
 
 Format: onnx.proto, protobuf's wire encoding.
 """

@@ -107,8 +107,8 @@ class _OnnxRuntime:
 
 
 def _saved(order: Order, out: Path, model: str | bytes) -> tuple[InferenceSession, Placement]:
-    """Open a session of the model (a path or its bytes) that saves its optimised graph in `out`. Return the session and
-    the placement of its nodes."""
+    """Open a session of the model (a path or its bytes). The session saves its optimised graph in `out`. Return the
+    session and the placement of its nodes."""
     options = session_options(order.recipe.optimization, order.recipe.threads)
     options.optimized_model_filepath = str(out / _BLOB)
     # Without a weights file of its own, the saved graph would refer to the model's external weights.
@@ -178,7 +178,7 @@ def describe_refusal(error: EngineUnusable) -> NotTaken:
         operator = match["name"] if domain in ("", "ai.onnx") else f"{domain}.{match['name']}"
         return NotTaken(message, "unknown_operator", operator, _node(text))
     if match := _SHAPE_OUTSIDE.search(text):
-        what = f"the shape or axes in {match['name'][:100]!r} are external data, which it cannot read there"
+        what = f"tensor {match['name'][:100]!r} holds a shape or axes, so it cannot be external data"
         return NotTaken(f"ONNX Runtime refuses the model: {what}", "shape_outside", "", _node(text))
     if is_memory(text):
         return NotTaken(message, "too_much_memory", "", _node(text))

@@ -136,8 +136,8 @@ class _OpenVino:
         return None  # OpenVINO has no list; it names missing operators when it reads a model
 
     def trial(self, order: Order) -> None:
-        """Compile the model, but do not run it, because a built engine is compared with the reference before it
-        serves."""
+        """Compile the model, but do not run it. A run is not needed here, because the answers of every built engine are
+        compared with the reference before the engine serves."""
         core, recipe = ov.Core(), order.recipe
         device = find(core, recipe.device)
         try:
@@ -166,7 +166,9 @@ def _require_suitable(order: Order, device: str) -> None:
     signature = order.signature
     inexact = {spec.datatype for spec in (*signature.inputs, *signature.outputs)} - _EXACT
     if inexact:
-        raise Unsuitable(f"OpenVINO's {device} device cannot keep {', '.join(sorted(inexact))} tensors exact")
+        raise Unsuitable(
+            f"OpenVINO's {device} device cannot keep {', '.join(sorted(inexact))} tensors exact; use another backend"
+        )
     open_inputs = [spec.name for spec in signature.inputs if not spec.is_static]
     if device.startswith("NPU") and open_inputs:
         raise Unsuitable(
@@ -206,7 +208,7 @@ def find(core: Core, device: str, root: Root | None = None) -> str:
         return alike[0]
     if number < len(places) and "" in found:
         raise Unsuitable(f"cannot tell which OpenVINO device is {device}; update openvino and Intel's driver")
-    raise Unsuitable(f"OpenVINO does not see {device}, only {', '.join(seen) or 'nothing'}; {remedy}")
+    raise Unsuitable(f"OpenVINO does not see {device}; it sees {', '.join(seen) or 'no device'}; {remedy}")
 
 
 def compile_properties(recipe: Recipe, device: str, parallelism: Parallelism = ONE_INSTANCE) -> dict[str, str]:
@@ -236,7 +238,7 @@ def compile_properties(recipe: Recipe, device: str, parallelism: Parallelism = O
 def _place(core: Core, name: str) -> str:
     """Return the PCI address of a device as sysfs writes it; empty if it is unknown.
 
-    Format of the property: ov::device::PCIInfo in openvino/runtime/properties.hpp.
+    The format of the property DEVICE_PCI_INFO is ov::device::PCIInfo in openvino/runtime/properties.hpp.
     """
     try:
         info = core.get_property(name, "DEVICE_PCI_INFO")
@@ -256,8 +258,8 @@ def kinds(compiled: Any) -> frozenset[str] | None:
 
 
 def nodes(compiled: Any) -> Nodes:
-    """Return how many operators of each type a compiled model has, under the device that runs the model. Return an
-    empty mapping if OpenVINO does not report the device.
+    """Return a mapping from the device that runs a compiled model to the number of the model's operators of each type.
+    Return an empty mapping if OpenVINO does not report the device.
 
     A compiled model runs on one device: edged never uses AUTO or HETERO, which may spread a model over several devices.
     """
@@ -268,7 +270,8 @@ def nodes(compiled: Any) -> Nodes:
 
 
 def composition(compiled: Any, recipe: Recipe, device: str) -> Composition:
-    """Return how many layers compute in which precision, with a note if few layers use the requested precision."""
+    """Return the composition of a compiled model: the number of layers that compute in each precision, and a note if
+    few layers use the requested precision."""
     layers = _layers(compiled)
     if layers is None:
         note = f"OpenVINO's {device} device does not report the layers of the compiled model"
@@ -289,7 +292,7 @@ def _devices(compiled: Any) -> tuple[str, ...]:
 
 
 def _layers(compiled: Any) -> list[tuple[str, str]] | None:
-    """Return type and precision of each operator that reports its type; None if the plugin reports nothing."""
+    """Return the type and precision of each operator that reports a type; None if the plugin reports nothing."""
     try:
         notes = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
         return [

@@ -99,7 +99,7 @@ class Profile(msgspec.Struct, frozen=True):
         """Parse the text of a profile. Raises ConfigError if the text is not as `str` writes a profile."""
         profile = cls(tuple(_read_range(word) for word in text.split(";")) if text else ())
         if str(profile) != text or len({r.name for r in profile.ranges}) != len(profile.ranges):
-            raise ConfigError(f"invalid profile {text[:80]!r}: its form is not the one that edged writes")
+            raise ConfigError(f"invalid profile {text[:80]!r}: it is not in the form that edged writes")
         return profile
 
     def __str__(self) -> str:
@@ -134,13 +134,14 @@ def check(settings: Mapping[str, str]) -> None:
 
 @functools.lru_cache(maxsize=256)
 def parsed(text: str) -> Profile:
-    """Return the profile in the text of `Recipe.profile`; empty if the engine accepts any shape. Results are cached."""
+    """Return the profile that the text of `Recipe.profile` describes; empty if the engine accepts any shape. Results
+    are cached."""
     return Profile.parse(text)
 
 
 def given(settings: Mapping[str, str], name: str) -> Range | None:
-    """Return the range that the settings contain for one input; None if they contain no range. Raises ConfigError if it
-    is malformed."""
+    """Return the range that the settings contain for one input; None if they contain no range. Raises ConfigError if
+    this setting is malformed."""
     text = settings.get(PREFIX + name)
     return None if text is None else _read_setting(PREFIX + name, text)
 
@@ -154,12 +155,12 @@ def _read_setting(key: str, text: str) -> Range:
     words = text.replace(",", " ").split()  # a TOML list arrives as a text with commas
     if len(words) not in (1, 3) or not all(map(_SHAPE.fullmatch, words)):
         example = f'{_short(key)} = "1x3x320x320 1x3x640x640 4x3x640x640"'
-        raise ConfigError(f"{_short(key)}={_short(text)} must be one shape or three shapes; write {example}")
+        raise ConfigError(f"setting {_short(key)}={_short(text)!r} must be one shape or three shapes; write {example}")
     shapes = [_read_shape(word) for word in words]
     shapes = shapes * 3 if len(shapes) == 1 else shapes
     problem = _problem(*shapes)
     if problem:
-        raise ConfigError(f"{_short(key)}={_short(text)}: {problem}")
+        raise ConfigError(f"setting {_short(key)}={_short(text)!r}: {problem}")
     return Range(key[len(PREFIX) :], *shapes)
 
 
@@ -169,9 +170,9 @@ def _problem(minimum: Shape, optimum: Shape, maximum: Shape) -> str:
         return "the three shapes have unequal numbers of dimensions"
     for axis, (low, middle, high) in enumerate(zip(minimum, optimum, maximum, strict=True)):
         if not low <= middle <= high:
-            return f"dimension {axis} goes {low}, {middle}, {high}; give smallest, usual and largest in this order"
+            return f"dimension {axis} is {low}, {middle}, {high}; give smallest, usual and largest size in this order"
     if 0 in optimum:
-        return "only the smallest shape may have a dimension of 0"
+        return "a dimension is 0; only the smallest of three shapes can have a dimension of 0"
     if math.prod(maximum) > _LARGEST:
         return f"the largest shape has more than {_LARGEST} elements"
     return ""
@@ -182,15 +183,17 @@ def _require_inputs(signature: Signature, given: Mapping[str, Range]) -> None:
     for name in given:
         if name not in names:
             offered = ", ".join(_short(n) for n in names[:8])
-            raise ConfigError(f"{PREFIX}{_short(name)}: the model has no such input; its inputs are {offered}")
+            raise ConfigError(f"setting {PREFIX}{_short(name)}: the model has no such input; its inputs are {offered}")
 
 
 def _fit(spec: TensorSpec, range_: Range, symbols: dict[str, tuple[str, Sizes]]) -> None:
     """Add the sizes of an input's open dimensions to `symbols`. Raises ConfigError if the range does not fit the
-    input's rank and fixed dimensions, or if `symbols` has other sizes for one of its dimensions."""
+    input's rank and fixed dimensions, or if `symbols` has other sizes for one of the open dimensions."""
     key = PREFIX + _short(spec.name)
     if spec.shape != ANY_SHAPE and len(spec.shape) != len(range_.minimum):
-        raise ConfigError(f"{key} has {len(range_.minimum)} dimensions; the model's input has {len(spec.shape)}")
+        raise ConfigError(
+            f"setting {key} has {len(range_.minimum)} dimensions, but the model's input has {len(spec.shape)}"
+        )
     for axis, (dim, *found) in enumerate(
         zip(_dims(spec), range_.minimum, range_.optimum, range_.maximum, strict=False)
     ):
@@ -198,12 +201,13 @@ def _fit(spec: TensorSpec, range_: Range, symbols: dict[str, tuple[str, Sizes]])
         sizes = (low, middle, high)
         if isinstance(dim, int):
             if sizes != (dim, dim, dim):
-                raise ConfigError(f"{key}: dimension {axis} is {dim} in the model; give the same size")
+                raise ConfigError(f"setting {key}: dimension {axis} is {dim} in the model; give this size")
             continue
         symbol = _symbol(spec, axis)
         other, before = symbols.setdefault(symbol, (key, sizes))
         if before != sizes:
-            raise ConfigError(f"{key} and {other} give different sizes for {dim!r}, which is a single dimension")
+            keys = f"setting {key}" if other == key else f"settings {other} and {key}"
+            raise ConfigError(f"dimension {dim!r} has different sizes in {keys}; give equal sizes")
 
 
 def _require_pictures(one: tuple[str, Shape] | None, given: Mapping[str, Range]) -> None:
@@ -211,8 +215,8 @@ def _require_pictures(one: tuple[str, Shape] | None, given: Mapping[str, Range])
     if one is not None and one[0] in given and not given[one[0]].contains(one[1]):
         name, shape = one
         raise ConfigError(
-            f"{PREFIX}{_short(name)} excludes {_write(shape)}, the shape of a single picture of the model's size;"
-            " widen the range, or change preprocess.width and preprocess.height"
+            f"setting {PREFIX}{_short(name)} excludes {_write(shape)}, the shape of a single picture of the model's"
+            " size; widen the range, or change preprocess.width and preprocess.height"
         )
 
 
@@ -222,7 +226,7 @@ def _require_pictures(one: tuple[str, Shape] | None, given: Mapping[str, Range])
 def _defaults(
     spec: TensorSpec, signature: Signature, picture: tuple[int, int] | None, exact: Mapping[str, Shape]
 ) -> Iterator[tuple[int, Sizes]]:
-    """Yield axis and sizes of those open dimensions of an input for which edged knows the range without a setting."""
+    """Yield the axis and the sizes of each open dimension of an input, if edged knows the sizes without a setting."""
     one = _one_picture(signature, picture)
     takes_picture = one is not None and one[0] == spec.name
     known = one[1] if one is not None and takes_picture and exact else exact.get(spec.name)
@@ -240,8 +244,9 @@ def _defaults(
 
 
 def _one_picture(signature: Signature, picture: tuple[int, int] | None) -> tuple[str, Shape] | None:
-    """Return the name of the input for pictures, and the shape of this input for a single picture. The batch is the
-    model's fixed one, or 1. Return None if the model has no such input or `picture` is None."""
+    """Return the name of the input for pictures, and the shape of this input for a single picture. The batch size in
+    the shape is the model's own if it is fixed, otherwise 1. Return None if the model has no such input or `picture` is
+    None."""
     found, _ = find_picture(signature.inputs)
     if picture is None or found is None:
         return None
@@ -254,17 +259,20 @@ def _one_picture(signature: Signature, picture: tuple[int, int] | None) -> tuple
 
 def _filled(spec: TensorSpec, known: Mapping[str, Sizes]) -> Range:
     if spec.shape == ANY_SHAPE:
-        raise Unsuitable(f"input {_short(spec.name)} may have any number of dimensions; an engine needs a fixed number")
+        raise Unsuitable(
+            f"input {_short(spec.name)} can have any number of dimensions, but an engine needs a fixed number;"
+            " export the model with a fixed number of dimensions"
+        )
     if len(spec.shape) > _MOST_DIMENSIONS:
-        raise Unsuitable(f"input {_short(spec.name)} has {len(spec.shape)} dimensions, more than {_MOST_DIMENSIONS}")
+        raise Unsuitable(f"input {_short(spec.name)} has {len(spec.shape)} dimensions; the most are {_MOST_DIMENSIONS}")
     found = [(d, d, d) if isinstance(d, int) else known.get(_symbol(spec, axis)) for axis, d in enumerate(spec.shape)]
     range_ = Range(spec.name, *(tuple((sizes or _EXAMPLE)[i] for sizes in found) for i in range(3)))
     if None in found:
         axis = found.index(None)
         shapes = " ".join(_write(shape) for shape in (range_.minimum, range_.optimum, range_.maximum))
         raise Unsuitable(
-            f"input {_short(spec.name)} leaves dimension {axis} ({_short(str(spec.shape[axis]))}) open and an engine"
-            f' needs its range; set {_example_key(spec.name)} = "{shapes}", or other shapes that you need'
+            f"input {_short(spec.name)} leaves dimension {axis} ({_short(str(spec.shape[axis]))}) open; an engine"
+            f' needs a range for it: set {_example_key(spec.name)} = "{shapes}", or other shapes that you need'
         )
     problem = _problem(range_.minimum, range_.optimum, range_.maximum)
     if problem:
@@ -303,16 +311,16 @@ def _read_range(word: str) -> Range:
     name, equals, shapes = word.partition("=")
     words = shapes.split(":")
     if not equals or len(words) != 3 or not all(map(_SHAPE.fullmatch, words)):
-        raise ConfigError(f"invalid range of shapes {word[:80]!r}: edged did not write it")
+        raise ConfigError(f"invalid range of shapes {word[:80]!r}: it is not in the form that edged writes")
     minimum, optimum, maximum = map(_read_shape, words)
     problem = _problem(minimum, optimum, maximum)
     if problem:
-        raise ConfigError(f"{word[:80]!r}: {problem}")
+        raise ConfigError(f"invalid range of shapes {word[:80]!r}: {problem}")
     return Range(unquote(name), minimum, optimum, maximum)
 
 
 def _example_key(name: str) -> str:
-    """Return the setting's key in TOML: bare if possible, otherwise quoted."""
+    """Return the key of an input's setting as TOML writes it, in quotes if TOML requires them."""
     return PREFIX + name if re.fullmatch(r"[A-Za-z0-9_.-]+", name) else f'"{PREFIX}{_short(name)}"'
 
 

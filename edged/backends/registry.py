@@ -53,7 +53,7 @@ def load(name: str) -> Backend:
     try:
         backend: Backend = importlib.import_module(module).BACKEND
     except ImportError as error:
-        raise Unsupported(f"backend {name} cannot be loaded: {error}; edged doctor shows a remedy") from error
+        raise Unsupported(f"backend {name} cannot be loaded: {error}; `edged doctor` shows a remedy") from error
     return backend
 
 

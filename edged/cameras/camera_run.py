@@ -79,9 +79,9 @@ class CameraRun:
             self._news.notify_all()
 
     async def pictures(self, fps: float, width: int) -> AsyncGenerator[m.Picture, None]:
-        """Yield the newest picture whenever a newer one has arrived, until `stop` is called. Ask the process for at
-        most `fps` pictures a second, at most `width` pixels wide (0: the full width). All viewers get the highest rate
-        and width that any viewer requests."""
+        """Yield the newest picture now and whenever a newer one arrives, until `stop` is called. Request up to `fps`
+        pictures a second, each up to `width` pixels wide (0: the full width). The process uses the highest rate and the
+        largest width that any viewer requests, so a viewer may get more than it requested."""
         watcher = m.Watch(fps, width)
         self._watchers.append(watcher)
         self._tell()
@@ -193,7 +193,8 @@ class CameraRun:
     async def _renew(self, child: PipedProcess[m.FromCapture], reach: rules.Reach, known: Set[tuple[int, int]]) -> None:
         """Ask the process to stop if the camera or an output does not work, and a file or device has appeared since the
         process started. The process may use only files and devices that existed at its start. For example, a camera
-        that was plugged in again needs a new process. A recording that has ended is not played again."""
+        that was plugged in again needs a new process. A process that has read a file to its end is not asked to stop,
+        so the file is not played again."""
         while True:
             await asyncio.sleep(self._limits.silent / 10)
             state = self.report.state

@@ -1,4 +1,5 @@
-"""The cameras that the daemon runs: those of its configuration, and those that operators added (stored in files)."""
+"""The cameras that the daemon runs: the cameras of its configuration, and the cameras that operators added (stored in
+files)."""
 
 from __future__ import annotations
 
@@ -61,20 +62,20 @@ class Definitions:
         """Add a camera. Raises AlreadyExists if the name is taken, and InvalidInput if too many cameras were added
         already. Raises OutOfSpace or a similar error if the camera cannot be stored."""
         if name in self.all():
-            raise AlreadyExists(f"camera {name!r} exists; change it with: edged cameras set {name} KEY=VALUE")
+            raise AlreadyExists(f"camera {name!r} exists already; change it with: edged cameras set {name} KEY=VALUE")
         if len(self._added) >= _MOST:
-            raise InvalidInput(f"{_MOST} cameras were added already; remove one first")
+            raise InvalidInput(f"no more than {_MOST} cameras can be added; remove a camera first")
         self._write(name, camera)
 
     def replace(self, name: str, camera: Camera) -> None:
-        """Replace the settings of an added camera. Raises NotFound, or InvalidInput if the camera is defined in the
-        configuration. Raises OutOfSpace or a similar error if the camera cannot be stored."""
+        """Replace the settings of an added camera. Raises NotFound if there is no such camera, and InvalidInput if the
+        camera is defined in the configuration. Raises OutOfSpace or a similar error if the camera cannot be stored."""
         self._require_added(name, "change")
         self._write(name, camera)
 
     def remove(self, name: str) -> None:
-        """Remove an added camera. Raises NotFound, InvalidInput if the camera is defined in the configuration, or
-        Refused if its file cannot be removed."""
+        """Remove an added camera. Raises NotFound if there is no such camera, InvalidInput if the camera is defined in
+        the configuration, and Refused if its file cannot be removed."""
         self._require_added(name, "remove")
         try:
             (self._folder / f"{name}{_SUFFIX}").unlink(missing_ok=True)
@@ -104,7 +105,7 @@ def _read(folder: Path) -> list[tuple[str, Camera]]:
         atomic.sweep(folder)
         paths = sorted(folder.glob(f"[!.]*{_SUFFIX}"))
     except OSError as error:
-        _LOG.error("cameras in %s cannot be read: %s", folder, error.strerror or error)
+        _LOG.error("the added cameras in %s cannot be read and do not run: %s", folder, error.strerror or error)
         return found
     for path in paths[:_MOST]:
         try:

@@ -1,4 +1,4 @@
-"""Runs a process for each enabled camera, starts it again if it ends, and keeps its reports."""
+"""Runs a process for each enabled camera, starts the process again if it ends, and keeps its last report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CameraSupervisor:
     def __init__(
         self, definitions: Definitions, events: EventLog, folder: Path, limits: RunLimits | None = None
     ) -> None:
-        """Cameras whose settings name no folder store their snapshots and clips in `folder`."""
+        """`folder` is for the snapshots and clips of the cameras that have no folder in their settings."""
         self._definitions, self._events, self._folder = definitions, events, folder
         self._limits = limits or RunLimits()
         self._runs: dict[str, CameraRun] = {}
@@ -63,8 +63,8 @@ class CameraSupervisor:
         await self._change(lambda: self._definitions.configure(configured))
 
     async def add(self, name: str, settings: Mapping[str, str]) -> None:
-        """Add a camera. Raises AlreadyExists, InvalidInput, or OutOfSpace or a similar error if the camera cannot be
-        stored."""
+        """Add a camera. Raises AlreadyExists or InvalidInput. Raises OutOfSpace or a similar error if the camera cannot
+        be stored."""
         _require_allowed(settings)
         camera = camera_of(name, settings)
         await self._change(lambda: self._definitions.add(name, camera))
@@ -83,7 +83,7 @@ class CameraSupervisor:
         await self._change(lambda: self._definitions.remove(name))
 
     def status(self) -> dict[str, CameraStatus]:
-        """Return all cameras by name."""
+        """Return a mapping from the name of each camera to its status."""
         return {
             name: CameraStatus(definition, self._report(name, definition))
             for name, definition in self._definitions.all().items()
@@ -95,8 +95,9 @@ class CameraSupervisor:
         return CameraStatus(definition, self._report(name, definition))
 
     async def pictures(self, name: str, fps: float, width: int) -> AsyncGenerator[Picture, None]:
-        """Yield the newest annotated pictures, at most `fps` a second and `width` pixels wide (0: the full width). All
-        viewers of a camera get the highest rate and width that any viewer requests.
+        """Yield the newest annotated pictures. Request up to `fps` pictures a second, each up to `width` pixels wide
+        (0: the full width). All viewers of a camera get the highest rate and the largest width that any viewer
+        requests, so a viewer may get more than it requested.
 
         Ends if the camera is changed or removed. Raises NotFound, or NotReady if the camera does not run.
         """
@@ -127,7 +128,8 @@ class CameraSupervisor:
 
     async def _change(self, edit: Callable[[], None] | None = None) -> None:
         """Edit the definitions in a thread, then start and stop processes. If the client disconnects meanwhile, this
-        task is cancelled, but the change still completes. Otherwise a camera could be left without a process."""
+        task is cancelled, but the change still completes. An incomplete change could leave a camera without a
+        process."""
 
         async def work() -> None:
             async with self._changing:
@@ -168,9 +170,11 @@ def camera_alarms(name: str, camera: Camera, report: Report) -> Iterator[Alarm]:
 
 
 def _require_allowed(settings: Mapping[str, str]) -> None:
-    """Raise InvalidInput for settings that only the box's owner may set, in the configuration."""
+    """Raise InvalidInput if a setting can be set only in the daemon's configuration, by the owner of the box."""
     for key, text in settings.items():
         if text and key in _OWNERS:
-            raise InvalidInput(f"{key} names a file or address of the box; set it in the daemon's configuration")
+            raise InvalidInput(
+                f"{key!r} names a folder, file or address of the box, so only the daemon's configuration can set it"
+            )
         if key == "source" and text.startswith("gst:"):
-            raise InvalidInput("a gst: pipeline may run any program; set it in the daemon's configuration")
+            raise InvalidInput("a gst: pipeline can run any program, so only the daemon's configuration can set it")

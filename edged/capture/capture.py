@@ -125,7 +125,7 @@ class Capture:
                 if self._stopped.is_set():
                     return
                 if self._health.frames == frames:
-                    self._health.failed("the source has no usable picture")
+                    self._health.failed("the source ended without a picture that can be decoded")
                 elif self._camera.loop:
                     continue
                 if not self._camera.loop:

@@ -34,7 +34,7 @@ _PRUNE_S = 3600.0  # how often old files are removed, besides before each event
 _CLOSE_S = 3.0
 _LOOK_S = 0.5  # without pictures and events, how often a clip is checked for its end
 
-_TOO_SLOW = "the box is too slow to write all pictures"
+_TOO_SLOW = "the box is too slow to write all pictures of events; some are left out"
 
 _log = logging.getLogger("edged.capture")
 
@@ -54,10 +54,14 @@ class EventFolder:
             path = self.folder / f"{stem}{f'-{number}' if number else ''}_{place}{suffix}"
             if not path.exists() and not Path(f"{path}.part").exists():
                 return path
-        raise FileExistsError(17, "a thousand events in one second", str(self.folder))
+        raise FileExistsError(
+            17,
+            "an event gets no file, because the folder already has 1000 files for the second in which the event began",
+            str(self.folder),
+        )
 
     def prune(self, unix_s: float) -> None:
-        """Remove files that are too old, then the oldest files until the size is within its limit."""
+        """Remove files that are too old. Then remove the oldest files until the total size is within the limit."""
         files: list[tuple[float, int, Path]] = []
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.folder):
@@ -104,7 +108,7 @@ class EventRecorder:
     """
 
     def __init__(self, events: Events, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives the times `now` of the methods, in seconds."""
+        """`clock` returns the time in seconds; the arguments `now` of the methods are times of this clock."""
         self.problem, self.dropped = "", 0
         self._clock = clock
         self._events = events
@@ -250,11 +254,11 @@ class EventRecorder:
     def _fail(self, error: Exception | str) -> None:
         problem = str(getattr(error, "strerror", None) or error)
         if problem != self.problem:
-            _log.warning("files of events: %s", problem)
+            _log.warning("files of events are missing or incomplete: %s", problem)
         self.problem = problem
 
 
 def _compressed(picture: Picture | None) -> Picture | None:
-    """Return an array as JPEG and other pictures unchanged. Uncompressed pictures of several seconds would need too
-    much memory."""
+    """Encode an uncompressed picture (an array) as JPEG. Return any other picture unchanged. Uncompressed pictures of
+    several seconds would need too much memory."""
     return encode_jpeg(picture) if isinstance(picture, np.ndarray) else picture

@@ -59,8 +59,8 @@ class Outputs:
                 self._webhook_problem = str(error)
 
     def tap(self, source: Source) -> Iterator[Picture | Captured]:
-        """Return an iterator over the pictures of the source, which the caller streams in place of the source. The
-        iterator keeps the newest pictures until their results arrive."""
+        """Return an iterator over the pictures of the source. The caller must stream this iterator instead of the
+        source. The iterator keeps the newest pictures until their results arrive."""
         self._pending = PendingFrames(cast("Iterator[Picture | Captured]", source))
         return self._pending
 
@@ -85,7 +85,7 @@ class Outputs:
 
     def pass_time(self, now: float, *, is_streaming: bool) -> None:
         """Publish the state of zones and lines; called about once a second. While the camera does not stream or gets no
-        answers, also advance the time, so that its zones become free."""
+        answers, also advance the clock of its zones, so that objects time out and the zones become free."""
         if not is_streaming or now - self._answered > self._longest_gap:
             with self._busy:
                 self._report(self._watch.pass_time(now, time.time()), None, now, time.time())
@@ -111,7 +111,7 @@ class Outputs:
         return self._watch.lines()
 
     def problems(self) -> dict[str, str]:
-        """Return the problems by output."""
+        """Return the problems of the outputs that fail. The keys are the names of these outputs."""
         found = {name: each.problem for name, each in self._managed.items()}
         found["webhook"] = self._webhook_problem or (self._webhook.problem if self._webhook is not None else "")
         found["events"] = self._recorder.problem if self._recorder is not None else ""
@@ -171,7 +171,7 @@ class _Managed:
         except Exception as error:  # a sink's library may raise any class, and the camera must continue
             problem = redact(str(getattr(error, "strerror", None) or error) or type(error).__name__)
             if problem != self._problem:
-                _log.warning("%s: %s; trying again", self._name, problem)
+                _log.warning("%s: the output fails: %s; trying again", self._name, problem)
             self._problem = problem
             self._due = now + self._backoff.after(0.0)
             self.close()
@@ -184,7 +184,7 @@ class _Managed:
 
 
 def _wanted(begin: Begin) -> dict[str, Callable[[], Sink]]:
-    """Return, by name, a function that opens each configured sink."""
+    """Return a mapping from the name of each configured sink to a function that opens the sink."""
     sinks, name = begin.camera.sinks, begin.name
     found: dict[str, Callable[[], Sink]] = {}
     if sinks.mqtt:

@@ -15,9 +15,10 @@ _DARK_MEAN, _DARK_SPREAD = 16.0, 6.0  # of 0 to 255: the noise of a covered lens
 
 
 class SceneMonitor:
-    """Checks about one picture a second, at an eighth of its size. `dark_s` is the time in seconds for which the
-    pictures have been black, `frozen_s` the time for which they have been bit-identical. Pictures of a working camera
-    are never identical, because of noise."""
+    """Checks the camera's picture about once a second. Each checked picture is reduced to an eighth of its width and
+    height. `dark_s` is the time in seconds for which the checked pictures have been black. `frozen_s` is the time in
+    seconds for which the checked pictures have been bit-identical. Pictures of a working camera are never identical,
+    because they contain noise."""
 
     def __init__(self) -> None:
         self.dark_s = self.frozen_s = 0.0

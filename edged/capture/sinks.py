@@ -62,7 +62,8 @@ class Viewer(Sink):
 
 
 class ZmqPublisher(Sink):
-    """Publishes each result as JSON, with the camera's name as the first frame. A slow subscriber misses results.
+    """Publishes each result as a ZeroMQ message of two parts: the camera's name and JSON. A slow subscriber misses
+    results.
 
     Raises InvalidInput if the address is not on this machine or cannot be used.
     """
@@ -73,7 +74,9 @@ class ZmqPublisher(Sink):
         if not address.startswith("ipc://") and not (
             address.startswith("tcp://") and is_loopback(address.removeprefix("tcp://").rpartition(":")[0])
         ):
-            raise InvalidInput(f"{address!r} is not on this machine; write ipc:///PATH or tcp://127.0.0.1:PORT")
+            raise InvalidInput(
+                f"address {address!r} for ZeroMQ is not on this machine; write ipc:///PATH or tcp://127.0.0.1:PORT"
+            )
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -82,7 +85,9 @@ class ZmqPublisher(Sink):
             self._socket.bind(address)
         except zmq.ZMQError as error:
             self.close()
-            raise InvalidInput(f"cannot publish at {address}: {error.strerror}; choose another address") from None
+            raise InvalidInput(
+                f"results cannot be published at {address}: {error.strerror}; choose another address"
+            ) from None
 
     def on_answer(self, answered: Answered) -> None:
         with contextlib.suppress(zmq.Again):

@@ -30,10 +30,12 @@ class Webhook:
     or empty if it succeeded. `dropped` counts events that were not delivered."""
 
     def __init__(self, url: str, camera: str, model: str, wait: Callable[[float], bool] | None = None) -> None:
-        """`wait` pauses for some seconds and returns True to end the attempts. Raises InvalidInput if the URL does not
-        begin with http:// or https://."""
+        """`wait` waits for some seconds; if it returns True, the attempts for this event end. Raises InvalidInput if
+        the URL does not begin with http:// or https://."""
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise InvalidInput(f"{redact(url)!r} is not a webhook's address; write http://HOST/PATH")
+            raise InvalidInput(
+                f"{redact(url)!r} is not the address of a webhook; write http://HOST/PATH or https://HOST/PATH"
+            )
         self.problem, self.dropped = "", 0
         self._url, self._headers = _credentials(url)
         self._about = {"camera": camera, "model": model}
@@ -75,7 +77,7 @@ class Webhook:
             if pause is None or self._wait(pause):
                 break
         self.dropped += 1
-        _log.warning("webhook %s: %s; an event was dropped", redact(self._url), self.problem)
+        _log.warning("webhook %s did not accept an event, which is dropped: %s", redact(self._url), self.problem)
 
     def _post(self, body: bytes) -> str:
         """Send a request; return why it failed, or an empty text."""
@@ -84,7 +86,7 @@ class Webhook:
             with self._opener.open(request, timeout=_PATIENCE_S):
                 return ""
         except urllib.error.HTTPError as error:
-            return f"it answered {error.code}"
+            return f"the server answered with HTTP status {error.code}"
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             return redact(str(getattr(reason, "strerror", None) or reason) or type(error).__name__)

@@ -52,9 +52,9 @@ def standing(result: Result, rotation: int = 0) -> list[Standing]:
 
 
 class Presence:
-    """Whether an object is present, without flapping. `is_on` is set after an object was present for `on_seconds`, and
-    cleared after objects were absent for `off_seconds`. Pictures may arrive at any interval: if two successive pictures
-    show an object, the object was present between them."""
+    """Decides whether an object is present. `is_on` is set after an object was present for `on_seconds`, and cleared
+    after objects were absent for `off_seconds`. Pictures need not arrive at regular intervals. If two successive
+    pictures show an object, an object counts as present in the time between the two pictures."""
 
     def __init__(self, on_seconds: float, off_seconds: float) -> None:
         self.is_on = False
@@ -122,7 +122,7 @@ def _count(levels: list[Presence]) -> int:
 
 
 def contains(corners: Points, points: Points) -> npt.NDArray[np.bool_]:
-    """Return which points, float64 [n, 2], lie inside the polygon of the corners, float64 [m, 2]."""
+    """Return which points lie inside a polygon, bool [n]. `points` is float64 [n, 2]; `corners` is float64 [m, 2]."""
     x, y = points[:, :1], points[:, 1:]
     (x1, y1), (x2, y2) = corners.T, np.roll(corners, -1, axis=0).T
     is_level = (y1 > y) != (y2 > y)
@@ -144,7 +144,8 @@ class _Track:
 
 
 class LineWatch:
-    """The state of one line of a camera. An object counts when it crosses the line between the line's ends.
+    """The state of one line of a camera. An object counts if it crosses the line between the line's two ends. An object
+    that passes beyond an end does not count.
 
     An object's side is certain only if the object is at least a small distance away from the line. So an object that
     stays on the line does not count several times.
@@ -173,7 +174,7 @@ class LineWatch:
             self._forget(now)
 
     def _move(self, tracker_id: int, x: float, y: float, now: float) -> int:
-        """Move an object; return 1 if it went in, -1 if it went out, otherwise 0."""
+        """Move an object. Return 1 if the object crossed the line inwards, -1 if outwards, otherwise 0."""
         known = self._tracks.get(tracker_id)
         if known is None or now - known.seen > _FORGET_SECONDS:
             known = self._tracks[tracker_id] = _Track()
@@ -200,8 +201,8 @@ def _distance(ends: tuple[Point, Point], x: float, y: float) -> float:
 
 
 def _cross(ends: tuple[Point, Point], start: Point, end: Point) -> bool:
-    """Whether the path from `start` to `end`, which are on different sides of the line, passes between the line's
-    ends."""
+    """Whether the path from `start` to `end` passes between the ends of the line. The two points must be on different
+    sides of the line."""
     first, second = _distance((start, end), *ends[0]), _distance((start, end), *ends[1])
     return first * second <= 0
 

@@ -61,7 +61,7 @@ def chat(
     else:
         sys.stdout.write("\n")
         if last.finish_reason == "length":
-            which = "--max-tokens" if max_tokens and last.tokens >= max_tokens else f"its {OUTPUT_TOKENS} or {CONTEXT}"
+            which = "--max-tokens" if max_tokens and last.tokens >= max_tokens else f"{OUTPUT_TOKENS} or {CONTEXT}"
             common.err.print(f"the answer is cut off after {last.tokens} tokens; to allow more, raise {which}")
 
 
@@ -69,4 +69,4 @@ def _schema(path: Path) -> dict[str, object]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=ready(dict[str, object]))
     except (OSError, msgspec.MsgspecError, ValueError) as error:
-        raise InvalidInput(f"{path} is not a JSON schema: {error}") from None
+        raise InvalidInput(f"the JSON schema {path} cannot be used: {error}") from None

@@ -58,7 +58,7 @@ class RootOptions:
                 raise InvalidInput("--target does not apply to this command")
             is_repeatable = "inventory" in command
             if len(self.targets) > 1 and not is_repeatable:
-                raise InvalidInput("this command talks to one daemon; give one --target")
+                raise InvalidInput("this command can call only one daemon, but several are given; give one --target")
             command["target"] = command["target"] or (list(self.targets) if is_repeatable else self.targets[0])
 
 
@@ -75,7 +75,8 @@ def harmless(text: str) -> str:
 
 
 class DataConsole(Console):
-    """A console that prints texts literally, also in tables: no markup, no emoji, no control characters."""
+    """A console that prints texts literally, also in tables. It interprets no markup and no emoji codes, and escapes
+    control characters."""
 
     def on_broken_pipe(self) -> None:
         """Re-raise the current BrokenPipeError; the decorator `command` sets the exit status."""
@@ -95,9 +96,9 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     """Decorate a command so that it prints errors and exits as a shell expects.
 
     An EdgedError prints one line on stderr, and with --json also JSON on stdout. The status is 2 if the arguments, the
-    settings or the model are wrong, otherwise 1. An OSError prints one line; the status is 1. Ctrl-C, SIGTERM and
-    SIGHUP first clean up; the status is then 130, 143 or 129. If the output's reader has closed the pipe, nothing is
-    printed; the status is 141.
+    settings or the model are wrong, otherwise 1. An OSError prints one line; the status is 1. After Ctrl-C, SIGTERM or
+    SIGHUP the command first cleans up; the status is then 130, 143 or 129. If the output's reader has closed the pipe,
+    nothing is printed; the status is 141.
     """
 
     @functools.wraps(function)
@@ -132,7 +133,7 @@ def parse_region(text: str | None) -> tuple[int, int, int, int] | None:
         return None
     parts = text.split(",")
     if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
-        raise InvalidInput(f"{text!r} is not a region; give x,y,width,height in pixels, such as 0,200,640,0")
+        raise InvalidInput(f"{text!r} is not a region; give x,y,width,height in pixels, such as 0,200,640,480")
     x, y, width, height = map(int, parts)
     return x, y, width, height
 
@@ -165,8 +166,8 @@ def _exit(number: int, _: object) -> NoReturn:
 
 
 def refused_by_system(error: OSError, what: object = None) -> str:
-    """Return one line about a system error: the name of what cannot be used, and the reason. The name is `what`, or by
-    default the error's file. Without a name, the line has only the reason."""
+    """Return one line about a system error: the name of the file or folder that cannot be used, and the reason. The
+    name is `what`, or by default the error's file. Without a name, the line has only the reason."""
     name, why = what or error.filename, error.strerror or str(error) or type(error).__name__
     return f"cannot use {os.fsdecode(name) if isinstance(name, bytes) else name}: {why}" if name else why
 
@@ -186,7 +187,7 @@ def show(renderable: RenderableType) -> None:
 
 
 def table(*headings: str) -> Table:
-    """Return a table without rows and borders."""
+    """Return a table with these headings, without rows and without borders."""
     return Table(*headings, box=None, pad_edge=False)
 
 

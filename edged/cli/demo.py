@@ -56,7 +56,7 @@ def demo(
     if model is not None and not model.is_file():
         raise InvalidInput(f"model file {str(model)!r} does not exist")
     if snapshot is not None and snapshot.suffix.lower() not in (".jpg", ".jpeg"):
-        raise InvalidInput(f"--snapshot writes a JPEG; give a name that ends in .jpg instead of {snapshot.name!r}")
+        raise InvalidInput(f"--snapshot {snapshot.name!r} is not the name of a JPEG; give a name that ends in .jpg")
     for path in (json, snapshot):
         if path is not None:
             _require_writable(path)
@@ -105,4 +105,4 @@ def _require_writable(path: Path) -> None:
     except OSError as error:
         raise InvalidInput(f"cannot create folder {str(path.parent)!r}: {error.strerror}") from None
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InvalidInput(f"{str(path)!r} cannot be written; name a file in a folder that you own")
+        raise InvalidInput(f"file {str(path)!r} cannot be written; name a file in a folder that you own")

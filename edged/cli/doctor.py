@@ -60,7 +60,7 @@ def doctor(
     if root is not None and not root.is_dir():
         raise InvalidInput(f"directory {root} does not exist")
     if root is not None and model is not None:
-        raise InvalidInput("MODEL and --root exclude each other; a recorded device has no models")
+        raise InvalidInput("MODEL cannot be used with --root; a recorded device has no models")
     options = check_options(config, state, cache, target)
     options = msgspec.structs.replace(options, model=model or "", root=root or Path("/"), seconds=seconds)
     with common.working("checking this box") as change:
@@ -78,8 +78,8 @@ def doctor(
 def check_options(
     config: Path | None = None, state: Path | None = None, cache: Path | None = None, target: str | None = None
 ) -> CheckOptions:
-    """Return what to check: the folders, daemon and models that a command's options and the configuration name. Raises
-    ConfigError if the configuration is invalid."""
+    """Return the folders, the daemon and the models to check. They come from the options of a command and from the
+    configuration. Raises ConfigError if the configuration is invalid."""
     from edged import config as configuration
     from edged.client import address
     from edged.doctor.run import CheckOptions
@@ -107,7 +107,8 @@ def _folder(named: str, default: Path) -> Path:
 
 
 def render(report: Report, *, verbose: bool) -> Iterator[RenderableType]:
-    """Yield the problems, the worst first, and the number of checks by result; then all checks if `verbose`."""
+    """Yield a table of the problems, the worst first, and a line with the number of checks for each result. With
+    `verbose`, also yield a table of all checks."""
     order = (Result.WRONG, Result.WARNING, Result.UNKNOWN)
     problems = [
         check

@@ -31,11 +31,11 @@ Key = Annotated[
 All = Annotated[bool, typer.Option("--all", help="All engines of all models.")]
 
 _NOTHING = {
-    "rebuild": "nothing to rebuild: no engine is missing; use --force to rebuild existing ones",
-    "verify": "nothing to verify",
+    "rebuild": "nothing to rebuild: no engine is missing; use --force to rebuild existing engines",
+    "verify": "nothing to verify: none of these engines is in the store",
     "cancel": "nothing to cancel: no build of these engines is running or queued",
-    "pin": "nothing to pin: the store holds no engine",
-    "unpin": "nothing to unpin: the store holds no engine",
+    "pin": "nothing to pin: none of these engines is in the store",
+    "unpin": "nothing to unpin: none of these engines is in the store",
     "evict": "nothing to evict: these engines are in use or already evicted",
 }
 
@@ -75,7 +75,7 @@ def verify(
 ) -> None:
     """Compare engines with the reference again, and time them again.
 
-    Use it if you doubt an update.
+    Use this command if you doubt the answers of an engine, for example after an update of a driver.
 
     An engine whose answers are now wrong is rejected and stops serving. The exit status is 1 if any engine did not
     pass. With --json it prints one object per line for every change.
@@ -147,12 +147,12 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 
 
 def _require_selection(verb: str, model: str | None, engine: str | None, everything: bool) -> None:
-    """Raise InvalidInput if the arguments select nothing, or both some engines and all."""
+    """Raise InvalidInput if the arguments select nothing, or if --all is combined with a model or an engine."""
     some = bool(model or engine)
     if some and everything:
-        raise InvalidInput("--all cannot be combined with MODEL or --engine; leave one out")
+        raise InvalidInput("--all cannot be used with MODEL or --engine; leave out one of them")
     if not some and not everything:
-        rest = "--all for those that are not needed" if verb == "evict" else "--all"
+        rest = "--all for all engines that are not needed" if verb == "evict" else "--all"
         raise InvalidInput(f"nothing selected to {verb}; give MODEL, --engine KEY, or {rest}")
 
 
@@ -203,7 +203,7 @@ def _order(
 _Show: TypeAlias = Callable[[str, EngineProgress], None]  # gets the box's name (empty for a single box) and the update
 _Which: TypeAlias = tuple[str, str]  # model and key, since models with equal content share engines
 
-_GOES_ON = "the daemon continues; see: edged status; to stop it: edged engines cancel"
+_GOES_ON = "the daemon continues this work; see: edged status; to stop the work: edged engines cancel"
 
 
 def _follow_fleet(
@@ -249,8 +249,8 @@ def _display(json: bool) -> contextlib.AbstractContextManager[_Show]:
 
 
 def _print_outcomes(box: str, lines: Iterable[object], engines: Sequence[EngineProgress]) -> None:
-    """Print `lines`, the outcomes of the engines, if progress bars were shown, since the bars disappear at the end. If
-    no engine was selected, always print `lines`, which say that nothing was done."""
+    """Print `lines` if progress bars were shown, because the bars disappear at the end. `lines` are the outcomes of the
+    engines. If no engine was selected, `lines` say that nothing was done, and are always printed."""
     if _draws() or not engines:
         for line in lines:
             common.show(_of(box, str(line)))

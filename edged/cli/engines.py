@@ -91,7 +91,7 @@ def show(
 ) -> None:
     """Show one engine: key, verification figures, build, timing."""
     if len(key) < _SHORTEST:
-        raise InvalidInput(f"{key!r} is too short for a key; give at least {_SHORTEST} characters")
+        raise InvalidInput(f"{key!r} is too short for the key of an engine; give at least {_SHORTEST} characters")
     command = RemoteCommand(
         call=lambda client: _keyed(client.engines(), key), render=lambda engines: [_details(engines)], to_json=_to_json
     )
@@ -102,22 +102,26 @@ def report(
     key: Annotated[str, typer.Argument(help="The engine's key, or its first 6 or more characters.")],
     output: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write it to this file instead of engine-KEY.html."),
+        typer.Option("--out", "-o", metavar="FILE", help="Write the report to this file instead of engine-KEY.html."),
     ] = None,
     pictures: Annotated[bool, typer.Option(help="Include frames of cameras, which may show people.")] = True,
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
-    """Write a page about one engine, with figures, charts and pictures.
+    """Write a report on an engine, with figures, charts and pictures.
 
-    It shows the frames on which the engine differs most from fp32. `edged samples collect` kept these frames, and the
-    engine was not calibrated on them. Their pictures leave the box only with this command and with the same page in the
-    browser. The page is one HTML file that needs no other file and no network.
+    The report shows the frames on which the answers of the engine differ most from those of the reference. The
+    command `edged samples collect` kept these frames, and the engine was not calibrated on them. Pictures of these
+    frames leave the box only in this report. The page of the box (`edged page`) has a link to the same report.
+
+    The report is one HTML file that needs no other file and no network.
 
     --json prints the figures instead, without pictures.
     """
     if targets.is_fleet:
-        raise InvalidInput("a report is about an engine of one box; name the box with --target")
+        raise InvalidInput(
+            "a report is about an engine of one box, but several are selected; name one box with --target"
+        )
     with targets.client() as client:
         content = client.engine_report(key, pictures=pictures, json=json)
     if json:
@@ -127,7 +131,7 @@ def report(
     try:
         _write_private(place, content)
     except OSError as error:
-        raise InvalidInput(f"cannot write {place}: {error.strerror or error}; give another file with -o") from error
+        raise InvalidInput(f"cannot write {place}: {error.strerror or error}; name another file with -o") from error
     common.show(f"{place}: {formatting.size(len(content))}")
 
 
@@ -146,10 +150,10 @@ def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
     found = [engine for engine in engines if engine.key.startswith(start)]
     keys = sorted({engine.key for engine in found})
     if not keys:
-        raise NotFound(f"no engine with key {start!r}; see: edged engines list")
+        raise NotFound(f"no engine has a key that begins with {start!r}; see: edged engines list")
     if len(keys) > 1:
         raise EdgedError(
-            f"{len(keys)} keys begin with {start!r}, such as {keys[0]} and {keys[1]}; give more characters"
+            f"{len(keys)} engine keys begin with {start!r}, such as {keys[0]} and {keys[1]}; give more characters"
         )
     return found
 
@@ -205,8 +209,8 @@ def _judged(engine: EngineInfo) -> dict[str, str]:
 
 
 def _composition(composition: Composition) -> dict[str, str]:
-    """Return rows with the layers by precision, the operators by ONNX Runtime execution provider, and the notes of a
-    build. Rows without a value are left out."""
+    """Return rows with the number of layers of each precision, the operators of each ONNX Runtime execution provider,
+    and the notes of a build. Rows without a value are left out."""
     rows = {"layers": ", ".join(f"{count} in {precision}" for precision, count in composition.layers.items())}
     for provider, operators in composition.nodes.items():
         most_first = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
@@ -225,8 +229,8 @@ def _timed(engine: EngineInfo) -> str:
 
 
 def _forms(engine: EngineInfo) -> str:
-    """Return the speed for each number of instances, as a multiple of the reference's speed: for single requests, and
-    for parallel requests."""
+    """Return the speed for each number of instances, as a multiple of the reference's speed. Each number of instances
+    has two values: one for single requests, and one for parallel requests."""
     return "; ".join(
         f"{speed.instances}{f' with {speed.threads} threads each' if speed.threads else ''}:"
         f" {speed.reference_ms / speed.latency_ms:.2f} times the reference's speed for single requests,"
@@ -257,8 +261,8 @@ def _how(engine: EngineInfo) -> str:
 
 
 def _speed(engine: EngineInfo) -> str:
-    """Return the speed as a multiple of the reference's speed, such as 2.5x. Empty for the reference, or if unknown.
-    Engine and reference were timed alternately."""
+    """Return the speed as a multiple of the reference's speed, such as 2.5x. Return an empty text for the reference, or
+    if the speed is unknown. Engine and reference were timed alternately."""
     return "" if engine.speed is None or engine.is_reference else f"{engine.speed:.1f}x"
 
 
@@ -312,7 +316,9 @@ def build(
 
     box = local_box(state, cache)
     if offline.BACKEND not in box.present():
-        raise InvalidInput(f"TensorRT for RTX is not installed here: {packages.install_extra('tensorrt-rtx')}")
+        raise InvalidInput(
+            f"TensorRT for RTX is not installed on this box; install it: {packages.install_extra('tensorrt-rtx')}"
+        )
     on = _target(target, box)
     found = box.model(str(model_options.local_file(model, state).path), setting or [])
     wanted = offline.engines(found, on, tuple(precision or ()))
@@ -335,7 +341,9 @@ def build(
         else:
             common.show(f"{engine.key.digest[:12]} {engine.recipe.precision}: {outcome}")
     if failed:
-        raise EdgedError(f"{failed} of {len(wanted)} engines for {on.name} could not be built")
+        raise EdgedError(
+            f"{failed} of {len(wanted)} engines for {on.name} could not be built; the output names each reason"
+        )
 
 
 def _target(text: str, box: LocalBox) -> offline.Target:

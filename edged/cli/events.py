@@ -26,7 +26,7 @@ def events(
     targets: Targets = DEFAULT_TARGETS,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new events, until Ctrl-C.")] = False,
     after: Annotated[
-        str, typer.Option("--after", metavar="[EPOCH:]N", help="Only events after number N of the daemon's run EPOCH.")
+        str, typer.Option("--after", metavar="[EPOCH:]N", help="Only events after event N of the daemon's start EPOCH.")
     ] = "0",
     json: common.Json = False,
 ) -> None:
@@ -38,7 +38,7 @@ def events(
     epoch, number = position(after)
     if targets.is_fleet:
         if number or epoch:
-            raise InvalidInput("--after works with one box only; each box numbers its own events")
+            raise InvalidInput("--after cannot be used with several boxes; each box numbers its own events")
         _watch_fleet(targets.boxes(), follow, json)
         return
     with targets.client() as client:
@@ -84,5 +84,5 @@ def position(text: str) -> tuple[str, int]:
     """Parse N or EPOCH:N into epoch (empty for N) and number. Raises InvalidInput for any other text."""
     epoch, colon, number = text.strip().rpartition(":")
     if not (number.isascii() and number.isdecimal()) or len(number) > _LONGEST or (colon and not epoch):
-        raise InvalidInput(f"{text!r} is not an event number; give N or EPOCH:N, as in --json")
+        raise InvalidInput(f"{text!r} is not an event number; give N or EPOCH:N, as edged events --json prints them")
     return epoch, int(number)

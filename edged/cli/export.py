@@ -79,9 +79,9 @@ def export(
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
-    """Export a model of a training framework as a proven ONNX file.
+    """Export a model of a training framework to an ONNX file.
 
-    The file is written only if it answers as the framework does.
+    The file is written only if its answers agree with those of the framework.
 
     The framework runs in your own Python (--python), without network, and may write only to a temporary folder. If a
     package is missing, the command that installs it is shown. A checkpoint's code is not executed. A pickled estimator
@@ -90,8 +90,9 @@ def export(
     With --target or --inventory, edged first asks the boxes which ONNX versions their runtimes support, and afterwards
     whether they can serve the file. Without these options and without --push, the file has the exporter's usual opset.
 
-    The exported file is read back, and its opset, IR version, types and open dimensions are checked. If they are wrong,
-    edged tries another exporter of the framework, and then converts the file.
+    The exported file is read back, and its opset, IR version, types and open dimensions are checked. If one of them is
+    wrong, edged tries another exporter of the framework. If no file is right, edged takes the first file whose only
+    fault is a too new opset or IR version. edged converts this file to the older version.
 
     The answers of the file and of the framework are compared on noise, on drawn pictures and on your --samples. They
     may differ as much as the framework's own answers do when the last bit of the input changes. If they differ more,
@@ -112,11 +113,11 @@ def export(
     found = sources.find(str(model_options.local_file(source).path))
     words = tuple(filter(None, dynamic.replace(" ", "").split(",")))
     if unknown := [word for word in words if word not in _DYNAMIC]:
-        raise InvalidInput(f"--dynamic {unknown[0][:40]!r}: give batch, size, or batch,size")
+        raise InvalidInput(f"--dynamic {unknown[0][:40]!r} is not a known dimension; give batch, size, or batch,size")
     if push:
         check_name(push)
     elif replace:
-        raise InvalidInput("--replace applies only to --push")
+        raise InvalidInput("--replace can be used only with --push NAME")
     place = Path(out) if out is not None else Path(f"{Path(found.title.rpartition(':')[2]).stem or 'model'}.onnx")
     _check_place(place, found)
     limits = _limits(targets, "" if replace else push, bool(push))
@@ -124,7 +125,7 @@ def export(
         raise InvalidInput(f"--opset {opset} is too new: {limits.why} supports {limits.opset} at most")
     given = model_options.local_file(weights).path if weights else None
     if given is not None and not given.is_file():
-        raise InvalidInput(f"--weights {weights}: no such file")
+        raise InvalidInput(f"--weights {weights}: this file does not exist")
     wish = run.Wish(
         *(given, _size(imgsz), opset or 0, words, half, trust, _program(python) or sys.executable),
         *(tuple(model_samples.find(samples or ()).values()), ChildLimits(seconds, memory_mb)),
@@ -143,7 +144,7 @@ def export(
 
 
 def _check_place(place: Path, source: sources.Source) -> None:
-    """Raise InvalidInput if the file cannot be written, does not end in .onnx, or is the source."""
+    """Raise InvalidInput if the file cannot be written, if its name does not end in .onnx, or if it is the source."""
     if place.is_dir() or not place.name:
         raise InvalidInput(f"-o {place} is a folder; give the name of a file")
     if place.suffix != ".onnx":
@@ -159,7 +160,9 @@ def _size(text: str | None) -> tuple[int, int] | None:
         return None
     parts = text.lower().split("x")
     if not (1 <= len(parts) <= 2 and all(part.isdecimal() and 8 <= int(part) <= 16384 for part in parts)):
-        raise InvalidInput(f"--imgsz {text[:40]!r}: give a number of pixels, or HEIGHTxWIDTH, such as 384x640")
+        raise InvalidInput(
+            f"--imgsz {text[:40]!r} is not a size; give 8 to 16384 pixels, or HEIGHTxWIDTH, such as 384x640"
+        )
     return int(parts[0]), int(parts[-1])
 
 
@@ -171,17 +174,18 @@ def _program(python: str | None) -> str | None:
         return None
     found = shutil.which(str(Path(python).expanduser()))
     if found is None:
-        raise InvalidInput(f"--python {python}: no such program")
+        raise InvalidInput(f"--python {python}: there is no such program; give the path of a Python")
     return str(Path(found).absolute())
 
 
 def _limits(targets: Targets, new: str, is_pushed: bool) -> Limits:
-    """Return the newest ONNX versions that all boxes support; no limits if no box is named and the model is not pushed.
-    Raises AlreadyExists, or Refused for several boxes, if a box has a model with the name `new`."""
+    """Return the newest ONNX versions that all boxes support. Boxes are asked only if the user names boxes or pushes
+    the model; otherwise there are no limits. Raises AlreadyExists if the only box has a model with the name `new`.
+    Raises Refused if one of several boxes has such a model or cannot be asked."""
 
     def ask(client: Client, report: Callable[[None], None]) -> tuple[RuntimeSupport, ...]:
         if new and any(each.name == new for each in client.models()):
-            raise AlreadyExists(f"model {new} already exists; add --replace, or give another name")
+            raise AlreadyExists(f"model {new} already exists; add --replace, or give --push another name")
         return client.device(runtimes=True).runtimes
 
     if targets.named is None and not is_pushed:

@@ -1,4 +1,4 @@
-"""`edged family`: starts a package with a model family, and lists the families."""
+"""`edged family`: writes a new Python package for a model family, and lists the families."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _FOLDERS = {"package": "@MODULE@", "checks": "tests"}
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A family for `edged family list`. `allowed`: whether its code may run. `problem` is why the family cannot be
-    used, otherwise empty. edged loads only allowed families, so some problems of other families are not found."""
+    """A family for `edged family list`. `allowed` says whether the family's code may run. `problem` is the reason why
+    the family cannot be used, otherwise empty. edged loads only allowed families, so it does not find all problems of
+    other families."""
 
     family: str
     package: str
@@ -135,7 +136,7 @@ def write_project(name: str, into: Path | None = None) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
     except FileExistsError:
-        raise AlreadyExists(f"{folder} already exists; give --into another folder") from None
+        raise AlreadyExists(f"folder {folder} already exists; give --into another folder") from None
     except OSError as error:
         raise EdgedError(common.refused_by_system(error, folder)) from error
     try:
@@ -150,7 +151,7 @@ def write_project(name: str, into: Path | None = None) -> Path:
 
 
 def _class_name(name: str, texts: Iterable[str]) -> str:
-    """Return the name of the family's class, which is neither a keyword of Python nor a name in the template."""
+    """Return a name for the family's class. The name is not a keyword of Python and does not occur in the template."""
     found = "".join(part.capitalize() for part in name.replace("_", "-").split("-"))
     is_taken = keyword.iskeyword(found) or any(re.search(rf"\b{found}\b", text) for text in texts)
     return f"{found}Family" if is_taken else found
@@ -161,7 +162,7 @@ def _require_name(name: str) -> None:
     from edged.vision.family import FAMILIES, RAW
 
     if name in FAMILIES or name == RAW:
-        raise InvalidInput(f"{name!r} is a family of edged; choose another name")
+        raise InvalidInput(f"the name {name!r} belongs to a family of edged; choose another name")
     is_plain = name[:1].isalpha() and "." not in name and not any(mark * 2 in name for mark in "-_")
     if not NAME.fullmatch(name) or not is_plain or len(name) > _LONGEST_NAME:
         allowed = f"up to {_LONGEST_NAME} lower-case letters, digits, and single - or _ between them, a letter first"
@@ -169,7 +170,8 @@ def _require_name(name: str) -> None:
 
 
 def _files(folder: Traversable, path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the path of each template file in the template's folder, without the suffix `.in`, and the file's text."""
+    """Yield the path and the text of each template file. Paths are relative to the template's folder and lack the
+    suffix `.in`."""
     for each in sorted(folder.iterdir(), key=lambda each: each.name):
         if each.is_dir():
             yield from _files(each, path / each.name)

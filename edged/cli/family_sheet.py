@@ -48,7 +48,7 @@ def check(draw: Path | None, given: Mapping[str, str]) -> None:
     if draw is None:
         raise InvalidInput("--try-all needs --draw PICTURE")
     if "family" in given:
-        raise InvalidInput("--try-all tries every family; leave out --set family")
+        raise InvalidInput("--try-all cannot be used with --set family; leave out --set family")
 
 
 def default_place(picture: Path, model: Path, out: Path | None) -> Path:
@@ -56,7 +56,9 @@ def default_place(picture: Path, model: Path, out: Path | None) -> Path:
     if the path does not end in .jpg or .jpeg."""
     place = out or Path(f"{picture.stem}.{model.stem}.families.jpg")
     if place.suffix.lower() not in _SUFFIXES:
-        raise InvalidInput(f"--try-all writes a JPEG; give --out a name that ends in .jpg instead of {place.name!r}")
+        raise InvalidInput(
+            f"--out {place.name!r} is not the name of a JPEG; with --try-all, give a name that ends in .jpg"
+        )
     return place
 
 
@@ -71,7 +73,7 @@ def try_all(
     compared = box.try_families(file, settings, admission, picture)
     if not compared.families:
         recognition = None if admission.model is None else admission.model.recognition
-        why = "raw tensors are served"
+        why = "the model returns raw tensors"
         if recognition is not None:
             feed, reason = recognition.picture, recognition.reason
             why = reason if recognition.preprocess is not None or feed in reason else f"{feed}; {reason}"

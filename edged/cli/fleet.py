@@ -35,11 +35,11 @@ _Store = Annotated[
 def keygen(state: _State = None, json: common.Json = False) -> None:
     """Make the key of this box, and print its public part.
 
-    Other boxes use engines of this box after: edged fleet trust NAME PUBLIC_KEY
+    To use engines of this box on another box, run there: edged fleet trust NAME PUBLIC_KEY
     """
     kept = _keys(state)
     public = kept.generate()
-    common.say(f"the key is kept in {kept.place}")
+    common.say(f"the private key of this box is kept in {kept.place}")
     if json:
         common.print_json(msgspec.json.encode({"public_key": public}))
     else:
@@ -48,7 +48,9 @@ def keygen(state: _State = None, json: common.Json = False) -> None:
 
 def trust(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name for the box.")],
-    key: Annotated[str, typer.Argument(metavar="PUBLIC_KEY", help="Its public key, as edged fleet keygen printed it.")],
+    key: Annotated[
+        str, typer.Argument(metavar="PUBLIC_KEY", help="The box's public key, as edged fleet keygen printed it.")
+    ],
     state: _State = None,
 ) -> None:
     """Use engines of another box, once they are verified here.
@@ -65,7 +67,8 @@ def untrust(
 ) -> None:
     """Use no further engines of a box.
 
-    Engines of the other box that are already verified here keep serving; edged engines rebuild --force replaces them.
+    Engines of the other box that are already verified here keep serving. To replace them, build the engines of the
+    model again: edged engines rebuild MODEL --force
     """
     _keys(state).untrust(name)
     common.show(f"no further engines of {name} are used")
@@ -95,7 +98,7 @@ def list_(store: _Store = "", state: _State = None, json: common.Json = False) -
     for each in found:
         row = (each.key[:12], each.model, each.backend, each.precision, each.device, each.signer)
         table.add_row(*row, f"{each.bytes / 1e6:.1f} MB" if each.bytes else "", _age(each), each.problem)
-    common.show(table if found else "no engines; a box publishes with fleet.publish = true")
+    common.show(table if found else "the store has no engines; a box publishes its engines if fleet.publish = true")
 
 
 def prune(
@@ -109,7 +112,7 @@ def prune(
 ) -> None:
     """Remove old engines from the shared store.
 
-    Files that no engine needs are removed too. Boxes that have an engine keep it.
+    Files that no engine needs are removed too. A box that already has a removed engine keeps it.
     """
     done = asyncio.run(_shelf(store, state).prune(older * 86400.0, dry_run=dry_run))
     if json:
@@ -117,7 +120,7 @@ def prune(
         return
     would = "would be removed" if dry_run else "removed"
     common.show(f"{formatting.many(len(done.engines), 'engine')} and {formatting.many(done.files, 'file')} {would}")
-    common.show(f"{done.bytes / 1e6:.1f} MB {'would be' if dry_run else 'are'} free")
+    common.show(f"{done.bytes / 1e6:.1f} MB {'would be' if dry_run else 'are'} freed")
 
 
 def rollback(
@@ -127,11 +130,11 @@ def rollback(
 ) -> None:
     """Put the previous version of an engine back in the store.
 
-    If the store has no previous version, the engine is removed from the store. Boxes that have the engine keep it;
-    edged engines rebuild --force replaces it there.
+    If the store has no previous version, the engine is removed from the store. Boxes that have the engine keep it. To
+    replace it on such a box, run there: edged engines rebuild MODEL --force
     """
     if len(key) < 6:
-        raise InvalidInput(f"{key!r} is too short for a key; give at least 6 characters")
+        raise InvalidInput(f"{key!r} is too short for the key of an engine; give at least 6 characters")
     has_before = asyncio.run(_shelf(store, state).rollback(key))
     done = "the store has its previous version again" if has_before else "removed from the store"
     common.show(f"engine {key[:12]}: {done}")
@@ -159,7 +162,9 @@ def _configured() -> str:
     file = paths.default_config() or paths.SERVICE_CONFIG
     found = config.read(file if file.exists() else None, dict(os.environ), {}).required().fleet.store
     if not found:
-        raise ConfigError("no shared store is configured; set fleet.store, or give --store URL")
+        raise ConfigError(
+            "no shared store is configured; set fleet.store in the configuration file, or give --store URL"
+        )
     return found
 
 

@@ -70,7 +70,7 @@ def remove(
 ) -> None:
     """Remove a name from a model's gallery, or all names."""
     if (name is None) is not everything:
-        raise InvalidInput(f"give a name, or --all: edged gallery remove {model} NAME")
+        raise InvalidInput(f"give either NAME or --all, and not both: edged gallery remove {model} NAME")
     command = RemoteCommand(
         call=lambda client: client.remove_from_gallery(model, name, everything=everything),
         render=lambda found: [f"removed {name or 'all names'}; {_summary(found)}"],
@@ -81,8 +81,8 @@ def remove(
 
 def _summary(found: GalleryInfo) -> str:
     names, pictures = len(found.names), sum(found.names.values())
-    text = f"{found.model} has {formatting.many(names, 'name')} and {formatting.many(pictures, 'picture')}"
-    return f"{text}; not used: {found.problem}" if found.problem else text
+    text = f"gallery of {found.model}: {formatting.many(names, 'name')} and {formatting.many(pictures, 'picture')}"
+    return f"{text}; the gallery is not used: {found.problem}" if found.problem else text
 
 
 _COLUMNS: tuple[remote.Column[GalleryInfo], ...] = (

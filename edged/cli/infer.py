@@ -33,7 +33,8 @@ def infer(
     """Send a picture or a sound to the daemon; print what it finds.
 
     --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels. If the
-    model returns no detections, it prints the fields that docs/http.md lists.
+    answer is about the whole picture, the JSON has the fields of its kind, such as class_map or depth; see
+    docs/streaming.md.
     """
     from edged.cli.sample_run import draw
     from edged.client.client import Client
@@ -42,7 +43,7 @@ def infer(
 
     is_sound = Path(picture).suffix.lower() == WAV_SUFFIX
     if is_sound and save is not None:
-        raise InvalidInput("--save draws on pictures; leave it out with a sound")
+        raise InvalidInput("--save cannot be used with a sound; leave out --save")
     encoded = b"" if is_sound else read_picture(picture)
     with Client(target) as client:
         result = client.infer(model, read_wav(picture) if is_sound else encoded, score=score)

@@ -72,11 +72,11 @@ def inspect(
 
     --draw runs the model once, as edged would serve it, and draws what the model finds. If boxes are missing or in the
     wrong place, try other values of family, preprocess.* or thresholds.* with --set. Then give the same settings to
-    edged models add. For a model of unknown family, --draw shows the shapes and ranges of the outputs instead.
+    `edged models add`. For a model of unknown family, --draw shows the shapes and ranges of the outputs instead.
 
     --try-all is for a model that can be of several families. For each family that accepts the model's tensors it draws
     a tile with the settings and what the family finds. Choose the tile whose boxes are right, and give its settings to
-    edged models add.
+    `edged models add`.
 
     edged inspect yolo.onnx --draw street.jpg
 
@@ -84,14 +84,15 @@ def inspect(
 
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
-    Like edged models add, it reads settings from files next to the model: the characters of a text recogniser, and the
-    token ids of prompts. If family is not set, it also reads config.json of Hugging Face or metadata.json of anomalib.
+    Like `edged models add`, this command reads settings from files next to the model. Such settings are the characters
+    of a text recogniser, and the token ids of prompts. If family is not set, the command also reads config.json of
+    Hugging Face or metadata.json of anomalib.
 
-    --convert shows the repairs that edged models add --convert would make. It also shows whether the repaired model
+    --convert shows the repairs that `edged models add --convert` would make. It also shows whether the repaired model
     gives the same answers, and whether it can be served. The repaired model is not kept.
 
-    If FILE is the folder of an ensemble, it shows the steps, and whether the models in the folders next to it fit
-    together.
+    If FILE is the folder of an ensemble, the command shows the steps. It also shows whether the models in the folders
+    next to FILE fit together.
 
     The file passes the same stages as in a daemon. Each stage runs in a child process with limits of time and memory,
     so a hostile file does no harm.
@@ -107,7 +108,9 @@ def inspect(
     local = model_options.local_file(model)
     file = local.path
     if language.main_file(file) is not None:
-        raise InvalidInput(f"{file.name} is a language model, not an ONNX file; see: edged models add --help")
+        raise InvalidInput(
+            f"{file.name} is a language model, which cannot be inspected; to add it: edged models add --help"
+        )
     if file.is_dir() and (info := local_box(seconds=seconds, memory_mb=memory_mb).ensemble(file)) is not None:
         _show_ensemble(file, info, json)
         return
@@ -115,7 +118,9 @@ def inspect(
     settings, encoded = model_options.with_token_ids(settings, file.absolute().parent)
     options = RepairOptions.parse(convert, convert_steps or [])
     if options.is_any and draw is not None:
-        raise InvalidInput("--draw runs the file as it is; leave out --convert, or add the model and use edged infer")
+        raise InvalidInput(
+            "--draw cannot be used with --convert; leave out --convert, or add the model and use edged infer"
+        )
     if try_all:
         family_sheet.check(draw, given)
     if draw is not None and try_all:
@@ -137,7 +142,7 @@ def inspect(
                 seen = sample_run.run_on_picture(file, settings, draw, place, family, box.families)
     _show(file, admission, record, seen, json)
     for line in () if json else (*found, *encoded):
-        common.show(f"settings {line}")
+        common.show(line)
     if admission.refusal:
         raise typer.Exit(common.USAGE)
 
@@ -184,7 +189,7 @@ def _show_ensemble(file: Path, info: ModelInfo, json: bool) -> None:
             kind: ", ".join(f"{each.name} {each.datatype}{list(each.shape)}" for each in getattr(info, kind)) or "none"
             for kind in ("inputs", "outputs")
         }
-        verdict = {"verdict": "its models fit together"} if finding is None else _refusal_rows(finding)
+        verdict = {"verdict": "the models of the ensemble fit together"} if finding is None else _refusal_rows(finding)
         rows = {"folder": str(file), "ensemble of": ", ".join(info.parts), **tensors, **verdict}
         common.show(common.fact_table({name: formatting.shown(value) for name, value in rows.items()}))
         for note in info.notes:

@@ -8,7 +8,7 @@
     target = "tls:dock1.example:8001"
     groups = ["dock", "north"]
 
-Secrets are in separate files. Credentials that neither a box nor the defaults set are read from the environment.
+Secrets are in separate files. If neither a box nor the defaults set a credential, it is read from the environment.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def load(path: Path) -> Inventory:
     except OSError as error:
         raise ConfigError(f"inventory {path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"inventory {path} is not valid TOML: it is not UTF-8; save it as UTF-8") from error
+        raise ConfigError(f"inventory {path} is not valid TOML: the file is not UTF-8; save it as UTF-8") from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(f"inventory {path} is not valid TOML: {error}") from error
     try:
@@ -122,22 +122,22 @@ def _parsed(plain: object, folder: Path) -> Inventory:
     defaults = _typed(file.defaults, Defaults, "[defaults]")
     boxes = tuple(_box(name, given, defaults, folder) for name, given in file.boxes.items())
     if not boxes:
-        raise ConfigError('it has no box; add one: [boxes.NAME] with target = "tls:HOST:PORT"')
+        raise ConfigError('no box is defined; add a table [boxes.NAME] with target = "tls:HOST:PORT"')
     seen: dict[str, str] = {}
     for box in boxes:
         target = address.resolve(box.target)
         if (first := seen.setdefault(target, box.name)) != box.name:
-            raise ConfigError(f"boxes {first} and {box.name} have the same target, {target}; leave one out")
+            raise ConfigError(f"boxes {first} and {box.name} have the same target, {target}; remove one of these boxes")
     return Inventory(boxes)
 
 
 def _box(name: str, given: dict[str, Any], defaults: Defaults, folder: Path) -> Box:
     where = f"[boxes.{name}]"
     if not name.strip() or not name.isprintable():
-        raise ConfigError(f"{name!r} is not a box name; use letters and digits")
+        raise ConfigError(f"{name!r} is not a valid name of a box; use letters and digits")
     entry = _typed(given, _Entry, where)
     if not entry.target.strip():
-        raise ConfigError(f"{where} has no target; give tls:HOST:PORT or unix:/PATH")
+        raise ConfigError(f"{where} has no key 'target'; set it to tls:HOST:PORT or unix:/PATH")
     try:
         address.resolve(entry.target)
     except InvalidInput as error:
@@ -147,8 +147,8 @@ def _box(name: str, given: dict[str, Any], defaults: Defaults, folder: Path) -> 
         merged |= {"certificate": entry.certificate, "key": entry.key}
     for key, value in {"target": entry.target.strip(), **merged}.items():
         if isinstance(value, str) and not value.isprintable():
-            raise ConfigError(f"{where}: {key} {value[:60]!r} has invisible characters; remove them")
-    paths = {name: _place(folder, merged[name], f"{where}: {name}") for name in _FILES if merged[name]}
+            raise ConfigError(f"{where}: the value of {key!r} has invisible characters, {value[:60]!r}; remove them")
+    paths = {name: _place(folder, merged[name], f"{where}: the value of {name!r}") for name in _FILES if merged[name]}
     return Box(name, entry.target.strip(), entry.groups, Defaults(**{**merged, **paths}))
 
 
@@ -156,7 +156,9 @@ def _place(folder: Path, written: str, where: str) -> str:
     try:
         return str(folder / Path(written).expanduser())
     except RuntimeError as error:
-        raise ConfigError(f"{where} {written!r} begins with the folder of an unknown user") from error
+        raise ConfigError(
+            f"{where}, {written!r}, begins with the home folder of an unknown user; give another path"
+        ) from error
 
 
 _Known = TypeVar("_Known", bound=msgspec.Struct)
@@ -173,13 +175,13 @@ def _require_known(name: str, known: Sequence[str], what: str) -> None:
     if name in known:
         return
     close = difflib.get_close_matches(name, known, n=1)
-    meant = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known) or 'none'}"
+    meant = f"did you mean {close[0]!r}?" if close else f"existing names: {', '.join(known) or 'none'}"
     raise InvalidInput(f"the inventory has no {what} {name!r}; {meant}")
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """A box and how it would be called. `how` is tls or plain, followed by certificate and token if they are used.
-    `problem` is the reason why the box cannot be called, otherwise empty."""
+    """A box, and how a command would connect to it. `how` is tls or plain, followed by certificate and token if they
+    are used. `problem` is the reason why the box cannot be called, otherwise empty."""
 
     box: str
     target: str

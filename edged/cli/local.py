@@ -241,7 +241,7 @@ class LocalBox:
         return report.engines(self.plans(), self._store, model)
 
     def explain(self, model: str) -> list[Explanation]:
-        """Explain, for each engine that the model should have, why it exists or not."""
+        """Explain, for each engine that the model should have, why the engine exists or does not exist."""
         if (entry := self.repository.entries().get(model)) is not None:
             entry.require_file()
         planned = self.plans().get(model)
@@ -259,7 +259,7 @@ class LocalBox:
         """
         entry = self.repository.entries().get(named)
         if entry is None and not Path(named).is_file():
-            raise ModelNotFound(f"no model {named!r} in {self.repository.root}, and no such file")
+            raise ModelNotFound(f"no model {named!r} in {self.repository.root}, and no file {named!r}")
         entry = entry or plain_entry(Path(named).stem, Path(named).absolute(), {})
         entry.require_file()
         given = parse_assignments(assignments)

@@ -28,9 +28,11 @@ def logs(
     The service logs to systemd's journal. A daemon that you start yourself logs to its terminal.
     """
     if level not in _LEVELS:
-        raise InvalidInput(f"unknown level {level!r}; give one of {', '.join(_LEVELS)}")
+        raise InvalidInput(f"unknown log level {level!r}; give one of {', '.join(_LEVELS)}")
     journal = shutil.which("journalctl")
-    if journal is None or not _is_installed():
+    if journal is None:
+        raise NotFound("the journalctl program is not installed; a daemon without systemd logs to its terminal")
+    if not _is_installed():
         raise NotFound(f"{_UNIT} is not installed here; a daemon that you started yourself logs to its terminal")
     words = [journal, "--unit", _UNIT, "--priority", _LEVELS[level], "--output", "short-iso"]
     words += ["--since", since] if since else ["--lines", str(lines)]

@@ -44,16 +44,19 @@ Steps: TypeAlias = Annotated[
 
 
 def local_file(text: str, state: Path | None = None) -> Local:
-    """Return the file that an argument names: a path, or the file of a reference. Fetch the file of a reference that
-    this box does not have yet."""
+    """Return the file that an argument names by a path or by a reference. If the argument is a reference whose file
+    this box does not have yet, fetch the file."""
     with common.working("") as notify:
         return kept.local(text, state, notify)
 
 
 def with_exporter_settings(local: Local, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return all settings: the given ones, and others from the reference and from files next to the model. Also return
-    lines that say where the other settings come from. Given settings take precedence. If `family` is given, the files
-    of Hugging Face and anomalib are not read, and a dictionary is read only for the family of a text recogniser."""
+    lines that say where the other settings come from. Given settings take precedence.
+
+    If the setting `family` is given, the files of Hugging Face and anomalib are not read. The file with the characters
+    of a text recogniser is then read only for the families in `dictionary.FAMILIES`.
+    """
     file, pin = local
     if language.main_file(file) is not None:
         return settings, ()
@@ -67,7 +70,7 @@ def with_exporter_settings(local: Local, settings: dict[str, str]) -> tuple[dict
     lines, merged = [], settings
     for source, found in sources:
         added = [key for key in found if key not in merged]
-        lines += [f"from {source}: {', '.join(added)}"] if added else []
+        lines += [f"settings from {source}: {', '.join(added)}"] if added else []
         merged = {**found, **merged}
     return merged, tuple(lines)
 
@@ -77,7 +80,11 @@ def source_lines(local: Local) -> tuple[str, ...]:
     if local.pin is None:
         return ()
     name = f"{local.pin.reference}#sha256={local.pin.model[1]}"
-    return f"from {name}", f"kept in {local.path.parents[1]}; remove it to fetch the file again", *local.pin.notes
+    return (
+        f"from {name}",
+        f"kept in {local.path.parents[1]}; remove this folder to fetch the file again",
+        *local.pin.notes,
+    )
 
 
 def with_token_ids(settings: dict[str, str], folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -89,7 +96,7 @@ def with_token_ids(settings: dict[str, str], folder: Path) -> tuple[dict[str, st
 
     found = asyncio.run(prompts.with_token_ids(settings, folder))
     changed = found[PROMPTS] != settings[PROMPTS]
-    return found, (f"with token ids: {PROMPTS} = {found[PROMPTS]}",) if changed else ()
+    return found, (f"settings with token ids: {PROMPTS} = {found[PROMPTS]}",) if changed else ()
 
 
 def repair_lines(record: Record | None) -> tuple[str, ...]:
@@ -133,20 +140,20 @@ Samples = Annotated[
     typer.Option(
         "--samples",
         metavar="DIR_OR_FILE",
-        help="Samples to verify its engines with: JPEG or PNG pictures, *.npz files with an array for each input, or a "
-        "folder of these; repeatable, 32 at most.",
+        help="Samples to verify the model's engines with: JPEG or PNG pictures, *.npz files with an array for each"
+        " input, or a folder of these; repeatable, 32 at most.",
     ),
 ]
 
 
 def require_no_limits(context: typer.Context) -> None:
-    """Raise InvalidInput if the command line sets limits of the examination. Call it if a daemon examines the model,
-    since a daemon has its own limits."""
+    """Raise InvalidInput if the command line sets limits of the examination. Call this function if a daemon examines
+    the model, since a daemon has its own limits."""
     for name in ("seconds", "memory_mb"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = f"--{name.replace('_', '-')}"
             raise InvalidInput(
-                f"{option} applies only without a daemon; set admission.{name} in the daemon's configuration,"
+                f"{option} cannot be used with a daemon; set admission.{name} in the daemon's configuration,"
                 " or give --state to use no daemon"
             )

@@ -58,7 +58,7 @@ def add(
     The model is sent to the running daemon, or copied to the folder of models if no daemon runs.
 
     --convert repairs a model that cannot be served unchanged. The repaired model is added only if its answers agree
-    with those of the original. Your file is not changed. edged models show lists the repairs.
+    with those of the original. Your file is not changed. To see the repairs, run: edged models show NAME
 
     edged models add yolo yolo.onnx --convert
 
@@ -207,7 +207,7 @@ def show(
 
 def remove(
     name: Annotated[str, typer.Argument(help="The model's name.")],
-    delete: Annotated[bool, typer.Option("--delete", help="Delete its files permanently.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the model's files permanently.")] = False,
     targets: Targets = DEFAULT_TARGETS,
     state: StateOption = None,
     json: common.Json = False,

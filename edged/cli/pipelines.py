@@ -13,14 +13,14 @@ def pipelines(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> 
     A pipeline is two models that answer frames together: the second model gets a crop of each detection of the first.
     Pipelines are tables [pipelines.NAME] in the configuration file.
 
-    FRAMES and CROPS are counted since the daemon started. LEFT OUT counts detections of the pipeline's classes that got
-    no crop: the frame had more than `most` detections, or the bounding box has no area in the picture.
+    FRAMES and CROPS are counted since the daemon started. LEFT OUT counts detections that have a class of the pipeline
+    but got no crop: the frame had more than `most` detections, or the bounding box has no area in the picture.
     """
     command = remote.list_command(
         lambda client: list(client.pipelines()),
         _COLUMNS,
         lambda found: [each.json() for each in found],
-        empty="no pipelines; write [pipelines.NAME] in the configuration file, then: sudo edged reload",
+        empty="no pipelines; add a table [pipelines.NAME] to the configuration file, then: sudo edged reload",
     )
     remote.run(command, targets, json)
 

@@ -99,11 +99,12 @@ def _call_box(box: Box, work: Work[Update, Answer], report: Callable[[BoxUpdate[
 
 @dataclass(frozen=True)
 class RemoteCommand(Generic[Answer]):
-    """A call to a daemon and how to show its answer. With several boxes, an answer None is not shown.
+    """A call to a daemon, and how to show its answer. With several boxes, an answer None is not shown.
 
-    `failure` returns why an answer counts as a failure, or an empty text. `table` shows the answers of several boxes,
-    by name, in one table. With several boxes, Ctrl-C prints the boxes that have not answered, and `if_interrupted`. If
-    `if_interrupted` is None, Ctrl-C prints nothing.
+    `failure` returns why an answer counts as a failure, or an empty text. `table` makes one table from the answers of
+    several boxes; its argument maps the boxes' names to their answers. If Ctrl-C interrupts the calls to several boxes,
+    the names of the boxes that have not answered are printed, followed by the text `if_interrupted`. If
+    `if_interrupted` is None, nothing is printed.
     """
 
     call: Callable[[Client], Answer]
@@ -159,8 +160,8 @@ def run_or_read(
 
 @dataclass(frozen=True)
 class Column(Generic[Item]):
-    """A column of a list. An optional column is left out if all its texts are empty. A whole column is never
-    wrapped."""
+    """A column of a list. A column with `is_optional` is left out if all its texts are empty. Texts of a column with
+    `is_whole` are never wrapped."""
 
     heading: str
     text: Callable[[Item], str]
@@ -185,7 +186,7 @@ def list_command(
 
 def item_table(answers: Mapping[str, Sequence[Item]], columns: Sequence[Column[Item]], empty: str) -> RenderableType:
     """Return a table with a row for each item, or `empty` if there are no items. `answers` maps the names of boxes to
-    their items. The first column has the names, unless all are empty."""
+    the boxes' items. The first column has the boxes' names, unless all names are empty."""
     items = [(box, item) for box, items in answers.items() for item in items]
     if not items:
         return empty
@@ -210,8 +211,8 @@ def run_on_fleet(
     at_once: int = AT_ONCE,
     doing: str | None = None,
 ) -> dict[str, str]:
-    """Run `work`, by default the command's call, for every box. Return why each box failed, by name; the reason is
-    empty if the box succeeded.
+    """Run `work`, by default the command's call, for every box. Return a mapping from each box's name to the reason why
+    the box failed. The reason is empty if the box succeeded.
 
     With `json`, print each outcome when it arrives. Otherwise call `on_outcome` with each outcome, and show all answers
     in the command's table at the end. If the command has no table, show each answer when it arrives. A terminal shows

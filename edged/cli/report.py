@@ -1,4 +1,4 @@
-"""`edged report`: one file about this box, its runtimes and their speed, for a bug report or as a proof."""
+"""`edged report`: describes this box, its runtimes and their speed, for a bug report or the list of tested hardware."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from edged.errors import InvalidInput
 
 def report(
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it to this file, once you agree.")
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report to this file, once you agree.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Write it without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Write the report without asking.")] = False,
     by: Annotated[str, typer.Option("--by", metavar="NAME", help="Your name, shown in the report as given.")] = "",
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="The daemon's configuration, for its folders.")
@@ -31,9 +31,9 @@ def report(
     The report has the facts of the device, the findings of edged doctor and edged self-check, and the speed of the
     embedded detector with each runtime. Paste it into a bug report, or have it added to the list of tested hardware.
 
-    Host, user, addresses, serial numbers, tokens and paths below home folders are removed. Models, cameras and
-    pictures are not in the report. Nothing is sent. The command shows the report, and with -o writes it once you
-    agree. It takes a minute or two, or longer on a box with TensorRT.
+    Host, user, addresses, serial numbers, tokens and paths below home folders are removed. Models, cameras and pictures
+    are not in the report. Nothing is sent. The command shows the report, and with -o writes it once you agree. The
+    command takes a minute or two, or longer on a box with TensorRT.
 
     \b
     edged report
@@ -42,11 +42,13 @@ def report(
     from edged.doctor import box_report
 
     if by and not re.fullmatch(box_report.NAME, by):
-        raise InvalidInput(f"--by {by[:60]!r} is not a name: use letters, digits, spaces and . _ -, at most 40")
+        raise InvalidInput(f"--by {by[:60]!r} is not a valid name; use at most 40 letters, digits, spaces and . _ -")
     if yes and out is None:
-        raise InvalidInput("--yes writes a file; name it with -o")
+        raise InvalidInput("--yes is given, but no file to write; name the file with -o")
     if out is not None and not yes and not sys.stdin.isatty():
-        raise InvalidInput("standard input is not a terminal; give --yes to write without asking")
+        raise InvalidInput(
+            "cannot ask whether to write: standard input is not a terminal; give --yes to write without asking"
+        )
     with common.working("examining this box") as change:
         made = asyncio.run(
             box_report.make(
@@ -62,8 +64,8 @@ def report(
 
 def write(text: str, out: Path, *, yes: bool) -> None:
     """Write the report that was shown, after asking the user; with `yes`, without asking."""
-    if not yes and not typer.confirm(f"Write this to {out}?", err=True):
-        common.say("nothing was written")
+    if not yes and not typer.confirm(f"Write this report to {out}?", err=True):
+        common.say("the report was not written")
         return
     out.write_text(text)
-    common.say(f"written to {out}")
+    common.say(f"the report is written to {out}")

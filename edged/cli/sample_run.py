@@ -51,8 +51,9 @@ class RawOutput(msgspec.Struct, frozen=True):
 class PictureResult(msgspec.Struct, frozen=True):
     """A model's answer for one picture. `drawn` is the annotated file; it is empty for a model of unknown family.
 
-    `counts` are detections by label, the most frequent first. If the answer is about the whole picture, `content`
-    describes it in lines, the most important first.
+    `found` has the detections as Roboflow's JSON, and `counts` the number of detections of each label, the most
+    frequent label first. If the answer is about the whole picture, `found` is None. `content` then has lines about the
+    answer, the most important first.
     """
 
     backend: str
@@ -64,7 +65,7 @@ class PictureResult(msgspec.Struct, frozen=True):
     outputs: tuple[RawOutput, ...]
 
     def rows(self) -> dict[str, str]:
-        """Return the rows of a table for people: name and text."""
+        """Return the rows of the table that the command prints, as a mapping from the name of each row to its text."""
         how = f"in {self.total_ms:.1f} ms by {self.backend}"
         if not self.drawn:
             return {f"output {output.name}": output.line() for output in self.outputs} | {"ran": how}
@@ -83,13 +84,13 @@ class PictureResult(msgspec.Struct, frozen=True):
 def place_for(picture: Path, model: Path, out: Path | None) -> Path:
     """Return the path for the drawn picture, by default in the current folder.
 
-    Raises InvalidInput if the path is that of the input picture, or does not have the suffix of an image.
+    Raises InvalidInput if the path is the path of the input picture, or if its suffix is not that of an image.
     """
     place = out or Path(f"{picture.stem}.{model.stem}.jpg")
     if place.suffix.lower() not in _SUFFIXES:
-        raise InvalidInput(f"{str(place)!r} is not an image file name; use .jpg or .png")
+        raise InvalidInput(f"{str(place)!r} is not the name of an image file; use a name that ends in .jpg or .png")
     if place.exists() and picture.exists() and place.samefile(picture):
-        raise InvalidInput(f"{str(place)!r} is the input picture; give --out another name")
+        raise InvalidInput(f"{str(place)!r} is the input picture, which is not overwritten; give --out another name")
     return place
 
 
@@ -116,7 +117,10 @@ def run_on_picture(
         kind, payload = ours.recv()
     except EOFError:
         child.join()
-        raise EngineUnusable(f"the process of {model.name} {_ended(child.exitcode)}; try a newer runtime") from None
+        raise EngineUnusable(
+            f"the process that ran {model.name} {_ended(child.exitcode)};"
+            " update onnxruntime and other installed runtimes"
+        ) from None
     finally:
         ours.close()
     child.join()
@@ -172,9 +176,13 @@ def draw(result: Result, picture: bytes, place: Path, caption: str | None = None
     try:
         written = cv2.imwrite(str(place), drawn)
     except cv2.error:  # a suffix that no encoder knows
-        raise InvalidInput(f"{str(place)!r} is not an image file name; use .jpg or .png") from None
+        raise InvalidInput(
+            f"{str(place)!r} is not the name of an image file; use a name that ends in .jpg or .png"
+        ) from None
     if not written:
-        raise InvalidInput(f"{str(place)!r} cannot be written; choose a folder that exists and that you own")
+        raise InvalidInput(
+            f"the picture {str(place)!r} cannot be written; choose a folder that exists and that you own"
+        )
 
 
 def _result(result: Result, drawn: str) -> PictureResult:

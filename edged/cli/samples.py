@@ -35,8 +35,9 @@ def collect(
     """Begin to keep frames of live cameras for a model.
 
     The frames are spread over the time and over the cameras. Frames that look like a kept frame are dropped. When the
-    collection is finished, int8 engines are calibrated on some of its frames. Engines of lower precision than fp32 are
-    judged on frames of other hours. The frames are files on the box that only the daemon's user can read.
+    collection is finished, int8 engines are calibrated on some of its frames. Other frames, which were taken at other
+    times, are used to compare engines of lower precision than fp32 with the reference. The frames are files on the box
+    that only the daemon's user can read.
 
     edged samples collect doors --camera hall --camera yard --frames 500 --over 24h
     """
@@ -54,7 +55,7 @@ def list_(
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
-    """Show for which models frames were or are collected."""
+    """Show the frames that are kept for each model."""
     command = remote.list_command(
         lambda client: client.frames(model or ""),
         _COLUMNS,
@@ -65,7 +66,7 @@ def list_(
 
 
 def show(model: _Model, targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
-    """Show the frames of a model by camera, and their folder on the box. --json also lists each frame."""
+    """Show a model's frames of each camera, and their folder on the box. --json also lists each frame."""
 
     def find(found: list[FrameCollection]) -> FrameCollection:
         if not found:

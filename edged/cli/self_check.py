@@ -29,7 +29,8 @@ def self_check(
     runtime builds an engine in child processes that are confined as in a daemon. The engine's answers are compared
     with those of the reference: ONNX Runtime without optimisation, which must find the shapes in a drawn picture.
 
-    Without --quick engines are also timed, and built for GPUs, which takes TensorRT some minutes on a small box.
+    Without --quick, the command also times engines and builds engines for GPUs. TensorRT builds take some minutes on a
+    small box.
 
     Exit status: 0 every installed runtime works, 1 a runtime does not work or gives wrong answers.
     """

@@ -112,7 +112,7 @@ def _announce(addresses: list[str]) -> None:
 
 
 def _options(listen: list[str], state: Path | None, cache: Path | None, model: list[str]) -> Options:
-    """Return each given option's name and value by configuration key."""
+    """Return a mapping from configuration keys to the name and value of each given option."""
     given: dict[str, tuple[str, object]] = {
         "listen": ("--listen", listen),
         "state": ("--state", str(state) if state else ""),

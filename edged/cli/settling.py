@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edged.errors import EdgedError, Refused
+from edged.errors import DaemonUnavailable, NotFound, Refused
 
 if TYPE_CHECKING:
     from edged.api_types import EngineInfo
@@ -19,7 +19,7 @@ _ENDED = ("ready", "serving", "failed", "rejected", "unsuitable", "quarantined",
 
 class Served(msgspec.Struct, frozen=True):
     """A model that serves on a box, and its engine. `speed` is a multiple of the reference's speed. `model` is empty if
-    the model was not added."""
+    no model was added."""
 
     model: str = ""
     backend: str = ""
@@ -29,9 +29,11 @@ class Served(msgspec.Struct, frozen=True):
 
 
 def wait_until_served(client: Client, name: str) -> Served:
-    """Wait at most two hours until an engine of a model serves and no other engine of the model is being built. While
-    the daemon builds anything, also wait for missing engines, since the daemon may build them next. Raises Refused if
-    no engine serves then."""
+    """Wait at most two hours until an engine of a model serves and no other engine of the model is being built.
+
+    While the daemon builds an engine of any model, absent engines of this model also prolong the wait. The reason is
+    that the daemon may build them next. Raises Refused if no engine of the model serves when the wait ends.
+    """
     end = time.monotonic() + _WAIT_S
     settled = time.monotonic()  # the time since which no engine is under way
     serving: EngineInfo | None = None
@@ -39,7 +41,7 @@ def wait_until_served(client: Client, name: str) -> Served:
         try:
             engines: list[EngineInfo] = list(client.engines(name))
             is_queued = any(each.state == "absent" for each in engines) and bool(client.status().building)
-        except EdgedError:  # the daemon has not looked at the folder yet
+        except (NotFound, DaemonUnavailable):  # it has not looked at the folder yet, or is restarted
             engines, is_queued = [], False
         if not engines or is_queued or any(_is_under_way(each) for each in engines):
             settled = time.monotonic()
@@ -48,10 +50,12 @@ def wait_until_served(client: Client, name: str) -> Served:
         if serving is not None and is_over:
             break
         if engines and is_over and not any(each.state in ("serving", "ready") for each in engines):
-            raise Refused(f"no engine of {name} serves; see: edged engines why {name}")
+            raise Refused(f"no engine of model {name} serves; see: edged engines why {name}")
         time.sleep(_POLL_S)
     if serving is None:
-        raise Refused(f"no verified engine of {name} serves after {_WAIT_S / 60:g} minutes; see: edged engines list")
+        raise Refused(
+            f"no verified engine of model {name} serves after {_WAIT_S / 60:g} minutes; see: edged engines list"
+        )
     return Served(name, serving.backend, serving.precision, serving.latency_ms, serving.speed)
 
 

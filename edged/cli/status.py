@@ -119,7 +119,7 @@ def device(
     if targets.named is None:
         command.show(_local(root or Path("/")), json)
     elif root is not None:
-        raise InvalidInput("--root and --target exclude each other; a recorded device needs no daemon")
+        raise InvalidInput("--root cannot be used with --target or --inventory; a recorded device needs no daemon")
     else:
         remote.run(command, targets, json)
 

@@ -30,7 +30,7 @@ _MOST_CLASSES = 10  # most classes in the summary
 
 
 class StreamStats:
-    """Statistics of a stream's results. Rate and age are means over the last two seconds. Another thread may call
+    """Statistics of a stream's results. Rate and age are means over the last two seconds. Any thread can call
     `line`."""
 
     def __init__(self) -> None:
@@ -221,14 +221,15 @@ def stream(
     from edged.client.sources import open_source
     from edged.client.sources.wav import Wav
 
-    with (
-        open_source(source, pace=pace, latest=latest, max_fps=send_fps, loop=loop, hardware=hardware) as frames,
-        Client(target) as client,
-        _sinks(json, lines, save, preview, mqtt, camera, lossless=not frames.paced or every_frame) as sinks,
-    ):
+    with contextlib.ExitStack() as stack:
+        opened = open_source(source, pace=pace, latest=latest, max_fps=send_fps, loop=loop, hardware=hardware)
+        frames = stack.enter_context(opened)
         is_sound = isinstance(frames, Wav)
-        if is_sound and (save is not None or preview is not None):
-            raise InvalidInput("--save and --preview show pictures; leave them out with a sound")
+        if is_sound and (save is not None or preview is not None or send_fps):
+            raise InvalidInput("--save, --preview and --send-fps cannot be used with a sound; leave them out")
+        client = stack.enter_context(Client(target))
+        lossless = not frames.paced or every_frame
+        sinks = stack.enter_context(_sinks(json, lines, save, preview, mqtt, camera, lossless=lossless))
         in_order = every_frame or (is_sound and frames.paced)  # a skipped chunk would cut the sound
         results = client.stream(
             model,
@@ -320,7 +321,7 @@ def _follow(results: Stream, source: Source, stats: StreamStats, sinks: Sinks, j
 
 @contextlib.contextmanager
 def _limited(frames: Source, seconds: float | None) -> Iterator[None]:
-    """End the frames after `seconds`. Frames that were sent before are still answered."""
+    """Stop reading frames after `seconds`. Frames that were sent before are still answered."""
     if seconds is None:
         yield
         return

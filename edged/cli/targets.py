@@ -56,13 +56,14 @@ class Targets(msgspec.Struct, frozen=True):
 
     @property
     def is_fleet(self) -> bool:
-        """Whether answers are shown with the box's name: if there are several targets, and always with an inventory."""
+        """Whether answers are shown with the names of their boxes. This is so if several targets or an inventory are
+        given."""
         return self.inventory is not None or len(self.targets) > 1
 
     @property
     def target(self) -> str | None:
-        """The address of the only daemon, as the user gave it. None for a fleet, or if the user gave no address; then
-        the environment or the default socket decides."""
+        """The address of the only daemon, as the user gave it. None for a fleet, or if the user gave no address.
+        Without an address, EDGED_TARGET or the default socket is used."""
         return None if self.is_fleet else next(iter(self.targets), None)
 
     @property
@@ -83,7 +84,9 @@ class Targets(msgspec.Struct, frozen=True):
         from edged.client.client import Client
 
         if self.is_fleet:
-            raise InvalidInput("this command calls one box only; name it with one --target, without --inventory")
+            raise InvalidInput(
+                "this command can call only one box; name the box with one --target, without --inventory"
+            )
         return Client(self.target, timeout=self.timeout or _TIMEOUT_S)
 
     def with_timeout(self, box: Box) -> Box:
@@ -114,7 +117,7 @@ def with_target_options(function: Callable[..., None]) -> Callable[..., None]:
     def wrapped(*args: Any, **kwargs: Any) -> None:
         target, inventory, group, timeout = (kwargs.pop(name, None) for name in _OPTIONS)
         if group and inventory is None:
-            raise InvalidInput("--group needs --inventory FILE")
+            raise InvalidInput("--group can be used only with --inventory FILE")
         function(*args, targets=Targets(tuple(target or ()), inventory, tuple(group or ()), timeout), **kwargs)
 
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -139,14 +142,17 @@ CacheOption = Annotated[
 
 
 def is_daemon_addressed(target: str | None, *folders: Path | None) -> bool:
-    """Whether a command calls a daemon: a daemon is named, or no folder is named and a daemon accepts connections on
-    the default socket.
+    """Whether a command calls a daemon.
 
-    A named folder overrides EDGED_TARGET. Raises InvalidInput if both a daemon and a folder are named.
+    It calls the daemon that `target` or EDGED_TARGET names. If both are empty, it calls the daemon on the default
+    socket, provided that a daemon accepts connections there. If a folder is named, EDGED_TARGET is ignored and no
+    daemon is called. Raises InvalidInput if both `target` and a folder are named.
     """
     if any(folders):
         if target:
-            raise InvalidInput("--target and --state or --cache exclude each other; a daemon has its own folders")
+            raise InvalidInput(
+                "a daemon has its own folders, so --target and --inventory cannot be used with --state or --cache"
+            )
         return False
     if target or os.environ.get("EDGED_TARGET", "").strip():
         return True
@@ -163,7 +169,8 @@ def local_box(
     state: Path | None = None, cache: Path | None = None, seconds: float | None = None, memory_mb: int | None = None
 ) -> LocalBox:
     """Return a `LocalBox` with this box's folders. `seconds` and `memory_mb` limit the examination of models; by
-    default the limits come from the environment. Models may use the families that the usual configuration allows.
+    default the limits come from the environment. Models may use the families that the default configuration file and
+    the environment allow.
 
     The modules that read models and build engines are imported here, since importing them is slow.
     """

@@ -57,9 +57,9 @@ def new(
     address: Annotated[
         list[str] | None, typer.Argument(metavar="[ADDRESS...]", help="Other host names and IP addresses of the box.")
     ] = None,
-    client: Annotated[bool, typer.Option("--client", help="Make it for a client instead of a box.")] = False,
+    client: Annotated[bool, typer.Option("--client", help="Make the certificate for a client, not for a box.")] = False,
     folder: Annotated[Path, typer.Option("--folder", help="Folder of the CA and certificates.")] = Path("edged-tls"),
-    days: Annotated[int, typer.Option("--days", min=1, max=_CA_DAYS, help="Days until it expires.")] = 825,
+    days: Annotated[int, typer.Option("--days", min=1, max=_CA_DAYS, help="Days until the certificate expires.")] = 825,
     force: Annotated[bool, typer.Option("--force", help="Replace a certificate of this name.")] = False,
     json: common.Json = False,
 ) -> None:
@@ -73,7 +73,7 @@ def new(
     edged tls new anna --client
     """
     if client and address:
-        raise InvalidInput("a client's certificate has no addresses; leave them out, or leave out --client")
+        raise InvalidInput("a client's certificate cannot have addresses; leave out either ADDRESS or --client")
     made = make(folder, name, tuple(address or ()), client, days, force)
     if json:
         common.print_json(msgspec.json.encode(made, enc_hook=str))
@@ -92,7 +92,7 @@ def make(folder: Path, name: str, addresses: Sequence[str], client: bool, days: 
     alternatives = ", ".join(map(_alternative, names))
     ca, certificate = folder / "ca.pem", folder / f"{name}.pem"
     if name == "ca":
-        raise InvalidInput("'ca' is the name of the CA; choose another one")
+        raise InvalidInput("the name 'ca' is reserved for the CA; choose another name")
     if certificate.exists() and not force:
         raise AlreadyExists(f"{certificate} already exists; use --force to replace it")
     try:
@@ -107,7 +107,9 @@ def make(folder: Path, name: str, addresses: Sequence[str], client: bool, days: 
             _issue(scratch, config, name, days, "leaf", ca)
             _publish(scratch, certificate)
     except OSError as error:
-        raise InvalidInput(f"{folder} cannot be written: {error.strerror or error}; use another --folder") from error
+        raise InvalidInput(
+            f"folder {folder} cannot be written: {error.strerror or error}; give another --folder"
+        ) from error
     return Made(ca, certificate, certificate.with_suffix(".key"), names, time.time() + days * 86400, has_new_ca)
 
 
@@ -116,7 +118,10 @@ def _alternative(name: str) -> str:
         return f"IP:{ipaddress.ip_address(name)}"
     except ValueError:
         if not _NAME.fullmatch(name):
-            raise InvalidInput(f"{name[:80]!r} is neither a host name nor an IP address") from None
+            raise InvalidInput(
+                f"{name[:80]!r} is neither a host name nor an IP address; use letters, digits and . _ -, with a letter"
+                " or digit first"
+            ) from None
         return f"DNS:{name}"
 
 
@@ -131,8 +136,8 @@ def _issue(scratch: Path, config: Path, name: str, days: int, section: str, ca: 
 
 
 def _publish(scratch: Path, certificate: Path) -> None:
-    """Move the key and the certificate to their folder. The key comes first: a certificate without its key would look
-    complete."""
+    """Move the key and the certificate to their folder. The key is moved first. If the certificate came first
+    and the second move failed, a later run would find the certificate and make no key."""
     key = certificate.with_suffix(".key")
     (scratch / "key").chmod(0o600)
     (scratch / "key").replace(key)
@@ -146,10 +151,14 @@ def _openssl(*arguments: object) -> None:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, umask=0o077)
     except FileNotFoundError:
         raise NotFound("the openssl program is not installed; try: sudo apt install openssl") from None
+    except OSError as error:
+        raise EdgedError(f"the openssl program cannot be run: {error.strerror or error}") from None
     except subprocess.TimeoutExpired:
-        raise EdgedError("openssl did not end within 60 s") from None
+        raise EdgedError("the openssl program did not end within 60 s; try again") from None
     if done.returncode:
-        raise EdgedError(f"openssl {words[1]} failed: {(done.stderr.strip().splitlines() or ['no reason'])[-1][:300]}")
+        raise EdgedError(
+            f"openssl {words[1]} failed: {(done.stderr.strip().splitlines() or ['it gives no reason'])[-1][:300]}"
+        )
 
 
 def _for_box(name: str, made: Made) -> str:

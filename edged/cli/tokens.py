@@ -30,7 +30,8 @@ def new(
         typer.Option("--role", "-r", metavar="ROLE", help="infer, read or operate; repeatable, or with commas."),
     ] = None,
     days: Annotated[
-        float, typer.Option("--days", min=0.0, max=36500.0, help="Days until it expires; 0: never.", show_default=True)
+        float,
+        typer.Option("--days", min=0.0, max=36500.0, help="Days until the token expires; 0: never.", show_default=True),
     ] = 0.0,
     file: _File = None,
     state: _State = None,
@@ -52,7 +53,9 @@ def new(
         shown = {"name": name, "roles": list(token.roles), "expires": token.expires or None, "token": secret}
         common.print_json(msgspec.json.encode(shown))
     else:
-        common.err.print(f"token {name} for {policy.describe_roles(wanted)}; it is shown only once:")
+        common.err.print(
+            f"new token {name} with the roles {policy.describe_roles(wanted)}; the token is shown only now:"
+        )
         common.show(secret)
 
 

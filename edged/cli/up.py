@@ -36,12 +36,12 @@ def up(
     name: Annotated[str, typer.Option("--name", help="The camera's name; default: derived from the source.")] = "",
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser of this desktop.")] = False,
 ) -> None:
-    """Serve a model to a camera: starts a daemon if none runs.
+    """Serve a model to a camera; start a daemon if none runs.
 
     It adds the model and the camera, prints the address of the page with the live picture, and shows progress until
-    Ctrl-C. The model, its engines and the camera are kept. If the service, or a daemon on your default socket, already
-    runs, it is used and continues after Ctrl-C. EDGED_TARGET has no effect; for another daemon use edged models add and
-    edged cameras add.
+    Ctrl-C. The model, its engines and the camera are kept. If the installed service or another daemon on your default
+    socket already runs, the command uses this daemon, which continues after Ctrl-C. EDGED_TARGET has no effect. For
+    another daemon use `edged models add` and `edged cameras add`.
 
     \b
     edged up
@@ -63,7 +63,8 @@ def say(line: str) -> None:
 
 
 async def _run(plan: Plan, is_opened: bool) -> bool:
-    """Run until Ctrl-C or a signal. Return whether this command had started a daemon; that daemon is then stopped."""
+    """Run until Ctrl-C or a signal. Return whether this command started a daemon; if so, that daemon is stopped at the
+    end."""
     from edged.demo.up import Output, up
 
     shown_at = 0.0

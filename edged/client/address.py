@@ -20,7 +20,8 @@ def resolve(target: str | os.PathLike[str] | None = None) -> str:
     `grpcs://` mean TLS; the result then begins with `tls:`.
 
     If `target` is None or empty, use EDGED_TARGET, or the daemon's default socket if this variable is unset. Of the two
-    default sockets, use the operators' socket if this user may open it. Raises InvalidInput for any other form.
+    default sockets, use the operators' socket if this user may open it. Raises InvalidInput if the address has none of
+    these forms.
     """
     text = os.fspath(target) if target is not None else ""
     text = text.strip() or os.environ.get("EDGED_TARGET", "").strip() or str(client_socket())
@@ -29,7 +30,7 @@ def resolve(target: str | os.PathLike[str] | None = None) -> str:
     if text.startswith(_GRPCS):
         text = TLS + text.removeprefix(_GRPCS).removesuffix("/")
     if "://" in text:
-        raise InvalidInput(f"{text!r} is a URL; give HOST:PORT, tls:HOST:PORT or unix:/PATH of the daemon's gRPC port")
+        raise InvalidInput(f"{text!r} is a URL, not an address for gRPC; give HOST:PORT, tls:HOST:PORT or unix:/PATH")
     if text.startswith(TLS):
         return TLS + _tcp(_machine(text))
     if "/" in text:
@@ -56,11 +57,11 @@ def is_loopback(host: str) -> bool:
 
 
 def _machine(text: str) -> str:
-    """Return the address after `tls:`. Raises InvalidInput for a port alone: localhost needs no TLS, so the user forgot
-    the host."""
+    """Return the address after `tls:`. Raises InvalidInput if the address has no host. A port alone does not mean
+    localhost here, since localhost needs no TLS."""
     rest = text.removeprefix(TLS)
     if not rest or rest.startswith(":") or rest.isdecimal() or "/" in rest:
-        raise InvalidInput(f"{text!r} has no host; TLS needs tls:HOST:PORT")
+        raise InvalidInput(f"the address {text!r} has no host; give tls:HOST:PORT")
     return rest
 
 
@@ -79,7 +80,7 @@ def _tcp(text: str) -> str:
     if not separator or text.endswith("]"):  # a name, or an IPv6 address in brackets, without a port
         host, port = text, str(DEFAULT_PORT)
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise InvalidInput(f"{text!r} is ambiguous; write an IPv6 address as [ADDRESS]:PORT")
+        raise InvalidInput(f"the address {text!r} is ambiguous; write an IPv6 address as [ADDRESS]:PORT")
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise InvalidInput(f"{text!r} has an invalid port; give HOST:PORT with a port from 1 to 65535")
+        raise InvalidInput(f"the address {text!r} has an invalid port; give HOST:PORT with a port from 1 to 65535")
     return f"{host or 'localhost'}:{port}"

@@ -39,11 +39,13 @@ def resolve(targets: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     if one of several is a unix socket."""
     found = tuple(dict.fromkeys(map(address.resolve, targets)))
     if not found:
-        raise InvalidInput("the list of daemons is empty; give HOST:PORT of each")
+        raise InvalidInput("the list of daemons is empty; give HOST:PORT of each daemon")
     if len(found) > 1 and any(each.startswith(UNIX) for each in found):
-        raise InvalidInput("a list of daemons cannot have unix sockets; give HOST:PORT of each")
+        raise InvalidInput("a list of daemons cannot have unix sockets; give HOST:PORT of each daemon")
     if len({each.startswith(TLS) for each in found}) > 1:
-        raise InvalidInput("of several daemons, all or none must have tls: in front of their address")
+        raise InvalidInput(
+            "only some of the daemons have tls: in front of their address; give tls: for all or for none"
+        )
     return found
 
 
@@ -79,6 +81,6 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise InvalidInput(f"the name {host} is unknown: {error.strerror or error}") from None
+        raise InvalidInput(f"the host name {host} cannot be resolved: {error.strerror or error}") from None
     addresses = [ipaddress.ip_address(info[4][0]) for info in infos]
     return next((each for each in addresses if each.version == 4), addresses[0])

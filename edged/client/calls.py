@@ -77,8 +77,8 @@ class Call(Generic[Answer]):
     """One request and its answers. `kind` is the message class of an answer, and `parse` converts an answer to the
     value that the user gets. `request` may be an already serialized message.
 
-    `timeout` is in seconds; None means the client's timeout, or no deadline with `follow`, since the answers may then
-    never end.
+    `timeout` is in seconds. If it is None, the client's timeout applies, or no deadline at all if `follow` is set. With
+    `follow`, the answers may never end.
     """
 
     path: str
@@ -143,9 +143,9 @@ def streaming(describe: Callable[Concatenate[Any, Arguments], StreamCall]) -> Me
 
 
 def _method(describe: Callable[..., object], perform: str) -> Callable[..., object]:
-    """Return a method for both clients. The method binds its arguments to `describe`, and passes the bound function to
-    the client's method named `perform`, which calls it. For calls with one answer, `AsyncClient` calls `describe` in a
-    thread, since `describe` may read files."""
+    """Return a method for both clients. The method binds its arguments to `describe`. Then it calls the client's method
+    whose name is in `perform`, with the bound function as argument. That method calls the bound function.
+    `AsyncClient._ask` does so in a thread, because `describe` may read files."""
 
     @functools.wraps(describe)
     def method(client: Any, *args: Any, **kwargs: Any) -> Any:
@@ -176,9 +176,9 @@ class DaemonCalls:
 
         Only `region` of the picture is used: x, y, width, height in pixels of the picture as given; a width or height
         of 0 reaches to the edge. This part is rotated clockwise by `rotation` degrees (0, 90, 180 or 270) before
-        inference. Results are in pixels of the picture as given. With `class_agnostic` boxes of different classes
-        suppress each other. A single picture has no capture time; its age counts from the moment when the daemon
-        receives it.
+        inference. Results are in pixels of the picture as given. If `class_agnostic` is True, boxes of different
+        classes suppress each other. A single picture has no capture time; its age counts from the moment when the
+        daemon receives it.
         """
         wanted = frame_options(score, iou, max_detections, class_agnostic, region, rotation)
         frame = single(model, image, camera, wanted)
@@ -223,8 +223,9 @@ class DaemonCalls:
         sending bytes. A frame counts as skipped if its place in shared memory was overwritten before its turn.
 
         With `reconnect` the stream continues if the daemon goes away after it has answered at least once. The stream
-        calls the daemon again after 1, 5, 10, then every 60 seconds, or after the pauses of the given Backoff. Numbers
-        of frames continue; frames in flight count as failed. Without `reconnect` the stream raises NotReady.
+        calls the daemon again after 1, 5 and 10 seconds, then every 60 seconds, or after the pauses of the given
+        Backoff. The numbers of frames do not begin again at 1, and frames in flight count as failed. Without
+        `reconnect` the stream raises NotReady.
 
         `AsyncClient` also accepts an asynchronous iterable. Call `stream` inside the running event loop and close its
         return value: `async with client.stream(...)`.
@@ -254,8 +255,8 @@ class DaemonCalls:
 
     @unary
     def explain(self, model: str) -> Call[list[Explanation]]:
-        """Return, for each engine that the model should have on this device, the parts of its key that differ from the
-        nearest stored engine."""
+        """Return an explanation for each engine that the model should have on this device. The explanation lists the
+        parts of the engine's key that differ from the key of the most similar stored engine."""
         request, parse = pb.ExplainEngineRequest(model=model), _list_of("explanations", Explanation)
         return Call(_OPERATIONS + "ExplainEngine", request, pb.ExplainEngineResponse, parse)
 
@@ -263,8 +264,9 @@ class DaemonCalls:
     def engine_report(self, engine: str, *, pictures: bool = True, json: bool = False) -> Call[bytes]:
         """Return a report on the engine whose key begins with `engine`: an HTML document for people, or JSON.
 
-        With `pictures`, the document shows the frames of cameras on which the engine differs most. The caller needs the
-        role operate. Raises NotFound, InvalidInput, or Refused if the engine is not built yet.
+        With `pictures`, the document shows the collected frames on which the answers of the engine and the reference
+        differ most. The caller needs the role operate. Raises NotFound if no engine has such a key. Raises InvalidInput
+        if `engine` is too short or fits several keys. Raises Refused if the engine is not built yet.
         """
         request = pb.EngineReportRequest(engine=engine, pictures=pictures, json=json)
         path, kind = _OPERATIONS + "EngineReport", pb.EngineReportResponse
@@ -279,7 +281,7 @@ class DaemonCalls:
     @unary
     def add_camera(self, name: str, settings: Mapping[str, str]) -> Call[CameraInfo]:
         """Add a camera that the daemon opens itself. `settings` has the keys of the table `[cameras.NAME]`, at least
-        `source` and `model`. Values are written as in TOML, but texts have no quotes. Raises AlreadyExists or
+        `source` and `model`. Values are written as in TOML, but strings have no quotes. Raises AlreadyExists or
         InvalidInput."""
         request = pb.AddCameraRequest(name=name, settings=dict(settings))
         return Call(_OPERATIONS + "AddCamera", request, pb.CameraStatus, _one(CameraInfo))
@@ -385,8 +387,8 @@ class DaemonCalls:
 
     @unary
     def load(self) -> Call[LoadInfo]:
-        """Return the load of models, cameras, engine hosts and the device. Compute rates from the counts of two
-        results."""
+        """Return the load of models, cameras, engine hosts and the device. The result has counts instead of rates. The
+        caller can compute rates from the counts and the `mono_s` of two results."""
         return Call(_OPERATIONS + "GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse, _one(LoadInfo))
 
     @unary
@@ -445,8 +447,8 @@ class DaemonCalls:
     def events(self, after: int = 0, *, epoch: str = "", follow: bool = False) -> Call[EventInfo]:
         """Return the events that the daemon keeps, after event number `after`; with `follow`, also new events.
 
-        Event numbers begin again when the daemon restarts. So also give the `epoch` of event `after`: if the daemon has
-        restarted since then, it returns all kept events.
+        Event numbers begin again when the daemon restarts, so also give the `epoch` of event `after`. If the daemon has
+        restarted since that event, the result has all events that the daemon keeps.
         """
         request = pb.WatchEventsRequest(after=after, epoch=epoch, follow=follow)
         return Call(_OPERATIONS + "WatchEvents", request, pb.Event, event_info, follow)
@@ -462,7 +464,7 @@ class DaemonCalls:
         follow: bool = True,
     ) -> Call[EngineProgress]:
         """Build the engines of a model, the engine whose key begins with `engine`, or all engines. Without `force`,
-        only missing engines are built: never made, failed, unsuitable, quarantined or evicted. A rejected engine is
+        only engines in the states absent, failed, unsuitable, quarantined and evicted are built. A rejected engine is
         built only with `force`, or if `engine` selects it. The current engines keep serving meanwhile.
 
         The work has begun when this method returns. Closing the returned updates does not end the work; `cancel` does.
@@ -523,9 +525,9 @@ class DaemonCalls:
         """Upload an ONNX file with its external data. `timeout` is in seconds; the default is long, since models may
         have gigabytes.
 
-        Engines are verified with `samples`: JPEG or PNG files, *.npz files with an array for each input, or folders of
-        these; at most 32. The daemon makes `repairs` first; `edged.models.repair.RepairOptions(needed=True)` selects
-        the repairs without which the model cannot be served.
+        Engines are verified with `samples`. These are at most 32 JPEG, PNG or *.npz files, or folders of such files. An
+        *.npz file has an array for each input. The daemon makes `repairs` before it examines the model.
+        `edged.models.repair.RepairOptions(needed=True)` selects the repairs without which the model cannot be served.
 
         With `replace`, an existing model of this name keeps serving until the new one is ready; its samples and all
         settings that are not given are kept. Without `replace`, raises AlreadyExists for an existing name.
@@ -541,7 +543,7 @@ class DaemonCalls:
 
     @unary
     def upload(self, package: Package, *, timeout: float = 600.0) -> Call[ModelInfo]:
-        """Upload a package. The same package may be uploaded to several daemons, also at the same time."""
+        """Upload a package. The same package can be uploaded to several daemons, also at the same time."""
         return _upload(package, timeout)
 
     @unary
@@ -558,8 +560,9 @@ class DaemonCalls:
 
     @unary
     def restore_model(self, name: str) -> Call[ModelInfo]:
-        """Put back the model of this name that was removed or replaced last. If a model of this name exists now, it is
-        kept and can be restored the same way. Raises ModelNotFound if the daemon keeps no such model."""
+        """Put back the model of this name that was removed or replaced last. A model that has this name now is
+        replaced. The daemon keeps the replaced model, so that another call restores it. Raises ModelNotFound if the
+        daemon keeps no such model."""
         request = pb.RestoreModelRequest(name=name)
         return Call(_OPERATIONS + "RestoreModel", request, pb.ModelStatus, _one(ModelInfo), timeout=600.0)
 
@@ -608,7 +611,9 @@ def _chat_message(message: Mapping[str, Any]) -> language_pb2.ChatMessage:
     """Make a message. Raises InvalidInput for an unknown field, or a picture that cannot be read."""
     unknown = message.keys() - {"role", "content", "pictures"}
     if unknown:
-        raise InvalidInput(f"a message has the field {min(unknown)!r}; it may have role, content and pictures")
+        raise InvalidInput(
+            f"a chat message has the unknown field {min(unknown)!r}; use 'role', 'content' and 'pictures'"
+        )
     pictures = map(read_picture, message.get("pictures", ()))
     return language_pb2.ChatMessage(
         role=message.get("role", "user"), content=message.get("content", ""), pictures=pictures

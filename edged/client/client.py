@@ -86,7 +86,9 @@ class Client(DaemonCalls, AbstractContextManager["Client"]):
     def open(self, call: StreamCall) -> Stream:
         """Begin a stream. Raises InvalidInput if the frames are not an ordinary iterable of pictures."""
         if isinstance(call.frames, AsyncIterable):
-            raise InvalidInput("asynchronous frames need an AsyncClient; give an ordinary iterable")
+            raise InvalidInput(
+                "a Client cannot stream asynchronous frames; use an AsyncClient, or give an ordinary iterable"
+            )
         most = most_waiting(call.lossless, call.options.every_frame)
         opened = self._channel
         if self._streams is not None:

@@ -75,7 +75,7 @@ class Credentials(msgspec.Struct, frozen=True):
         cannot be read or has no valid token, if both `token` and `token_file` are given, or if only one of
         `certificate` and `key` is given."""
         if bool(certificate) != bool(key):
-            raise InvalidInput("a client certificate needs its key and vice versa; give both or neither")
+            raise InvalidInput("only one of the client certificate and its key is given; give both or neither")
         if token and token_file:
             raise InvalidInput("both a token and a token file are given; leave out one of them")
         secret = read_token(token_file) if token_file else checked_token(token, "the token")
@@ -119,8 +119,8 @@ def read_token(path: str | os.PathLike[str]) -> str:
 
 @functools.cache
 def _warn_exposed(place: Path) -> None:
-    """Warn that other users may read a token file. The cache limits this to one warning per file."""
-    _LOG.warning("the token file %s is readable by other users; chmod 600 %s", place, place)
+    """Warn that other users may read a token file. With `functools.cache`, only the first call for a file warns."""
+    _LOG.warning("the token file %s is readable by other users; to protect the token: chmod 600 %s", place, place)
 
 
 def is_exposed(mode: int) -> bool:
@@ -133,9 +133,9 @@ def checked_token(text: str, what: str) -> str:
     message does not contain the token."""
     token = text.strip()
     if not token.isascii() or any(not "!" <= character <= "~" for character in token):
-        raise InvalidInput(f"{what} is not a token; a token is one line of printable ASCII without spaces")
+        raise InvalidInput(f"{what} is invalid; a token is one line of printable ASCII without spaces")
     if len(token) > _LONGEST_TOKEN:
-        raise InvalidInput(f"{what} is longer than {_LONGEST_TOKEN} characters; is it the right file?")
+        raise InvalidInput(f"{what} is longer than {_LONGEST_TOKEN} characters; check that this is the right token")
     return token
 
 
@@ -158,7 +158,8 @@ def channel(
     place: str = "",
 ) -> grpc.Channel:
     """Open a channel to a resolved target. If `credentials` is None, read them from the environment. `more` are further
-    channel options; `place` is the address for gRPC if that is not the target, such as the list of several daemons.
+    channel options. `place` is the address to which gRPC connects, for example a list of several daemons. If `place` is
+    empty, gRPC connects to the target.
 
     Raises InvalidInput if a file cannot be used or a token would be sent unencrypted.
     """
@@ -190,7 +191,10 @@ def shared_by(
     known = Credentials.from_environment() if credentials is None else credentials
     secured = [is_secured(each, known) for each in targets]  # checks the token for all targets
     if any(secured) and not known.server_name:
-        raise InvalidInput("several daemons with TLS need one name in all their certificates; give server_name")
+        raise InvalidInput(
+            "several daemons with TLS need one name in all their certificates; give this name as server_name"
+            " (EDGED_SERVER_NAME)"
+        )
     return known
 
 
@@ -234,8 +238,8 @@ def _tls(credentials: Credentials) -> grpc.ChannelCredentials:
 
 
 def require_usable(credentials: Credentials) -> None:
-    """Raise InvalidInput if TLS cannot use a file. The files are loaded with `ssl`, because it reports the reason, and
-    gRPC reports only that it cannot connect."""
+    """Raise InvalidInput if TLS cannot use a file. The files are loaded with `ssl`, because `ssl` reports the reason,
+    whereas gRPC reports only that it cannot connect."""
     import ssl  # imported here, since few clients need it
 
     def attempt(what: str, path: str, load: Callable[[], None]) -> None:

@@ -1,5 +1,5 @@
-"""Converts messages to what a model found: detections, with the nested answers of a pipeline's second model, and
-contents, which are about the whole picture."""
+"""Converts messages to the answers of a model. An answer has either detections or a `Content`, which is about the whole
+picture. Detections can have nested answers of a pipeline's second model."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Classification(msgspec.Struct, frozen=True):
 
 
 class Nested(msgspec.Struct, frozen=True):
-    """The answer of a pipeline's second model about the crop of a detection: `content`, or `detections`, the best
-    first, in pixels of the whole picture. `error` is (gRPC code name, message) if this crop failed. See `Result` for
-    the other fields."""
+    """The answer of a pipeline's second model about the crop of a detection. A nested answer has either `content` or
+    `detections`. Detections are in pixels of the whole picture, the best first. `error` is (gRPC code name, message) if
+    this crop failed. See `Result` for the other fields."""
 
     content: Content | None = None
     detections: tuple[Detection, ...] = ()
@@ -76,7 +76,7 @@ class Nested(msgspec.Struct, frozen=True):
 
 
 class Labels(Sequence[str]):
-    """Labels by class id. Only known labels are stored; an unknown class has its id as label."""
+    """A sequence of labels, indexed by class id. Only known labels are stored; an unknown class has its id as label."""
 
     def __init__(self, known: Mapping[int, str]) -> None:
         self._known = known
@@ -135,7 +135,7 @@ def classes_of(content: Content | None, labels: Mapping[int, str]) -> tuple[Clas
 
 
 def nested_fields(nested: Nested, width: int, height: int) -> dict[str, Any]:
-    """Return the JSON fields of a nested answer. `width` and `height` are those of the whole picture, in pixels."""
+    """Return the JSON fields of a nested answer. `width` and `height` are the size of the whole picture, in pixels."""
     if nested.error is not None:
         return {"error": {"code": nested.error[0], "message": nested.error[1]}}
     if nested.content is not None:
@@ -145,7 +145,7 @@ def nested_fields(nested: Nested, width: int, height: int) -> dict[str, Any]:
 
 
 def arrays_of(found: Sequence[Detection], width: int, height: int) -> Detections:
-    """Return detections as arrays. `width` and `height` are those of the picture, in pixels."""
+    """Return detections as arrays. `width` and `height` are the size of the picture, in pixels."""
     points = max((len(d.keypoints) for d in found), default=0)
     return Detections.of(
         [(d.x1, d.y1, d.x2, d.y2) for d in found],
@@ -198,7 +198,7 @@ def content_of(message: pb.Content) -> Content:
 
 
 def labels_of(message: pb.Content) -> Mapping[int, str]:
-    """Return the labels of the classes in a content, by class id."""
+    """Return a mapping from the ids of the classes in a content to their labels."""
     rows = message.class_map.areas if message.HasField("class_map") else message.classes
     return {each.class_id: each.label for each in rows}
 

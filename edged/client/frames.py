@@ -106,14 +106,14 @@ def _thresholds(
 
 def to_region(region: Region) -> pb.Region:
     if len(region) != 4 or not all(0 <= value < 2**32 for value in region):
-        raise InvalidInput(f"region={region} is not x, y, width and height in pixels")
+        raise InvalidInput(f"region={region} is invalid; give x, y, width and height in pixels")
     x, y, width, height = region
     return pb.Region(x=x, y=y, width=width, height=height)
 
 
 class Samples(msgspec.Struct, frozen=True, eq=False):
-    """Consecutive samples of one channel, for a model that takes sound: int16 [n], or floats [n] in -1..1, and the rate
-    in samples a second."""
+    """Consecutive samples of one channel, for a model that takes sound. `data` is int16 [n], or floats [n] in -1..1.
+    `rate` is the number of samples a second."""
 
     data: npt.NDArray[np.int16] | npt.NDArray[np.floating]
     rate: int
@@ -125,9 +125,10 @@ Picture: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | n
 
 
 class Captured(msgspec.Struct, frozen=True, eq=False):
-    """A picture and its capture time in nanoseconds: on the wall clock since 1970, and on the monotonic clock. 0 means
-    unknown, as for recordings; the age then counts from the picture's arrival at the daemon. `position_s` is the
-    picture's position in a recording, in seconds from the start; None without a recording."""
+    """A picture and its capture time in nanoseconds: `captured_unix_ns` on the wall clock since 1970, and
+    `captured_mono_ns` on the monotonic clock. 0 means unknown, as for recordings; the age then counts from the
+    picture's arrival at the daemon. `position_s` is the picture's position in a recording, in seconds from the start;
+    None without a recording."""
 
     image: Picture
     captured_unix_ns: int = 0
@@ -222,7 +223,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise NotFound(f"no such picture {str(path)!r}") from None
+        raise NotFound(f"the picture {str(path)!r} does not exist") from None
     except OSError as error:
         raise InvalidInput(f"the picture {str(path)!r} cannot be read: {error.strerror}") from None
 
@@ -253,7 +254,7 @@ def _samples(sound: Samples) -> pb.Samples:
     if data.ndim != 1:
         raise InvalidInput(f"samples of shape {data.shape} are not one channel; give an array [n]")
     if not 0 < sound.rate < 2**32:
-        raise InvalidInput(f"rate={sound.rate} is invalid; give samples a second, such as 16000")
+        raise InvalidInput(f"rate={sound.rate} is invalid; give the number of samples a second, such as 16000")
     if data.dtype == np.int16:
         return pb.Samples(format=pb.Samples.S16, rate=sound.rate, data=data.astype("<i2").tobytes())
     if data.dtype.kind == "f":
@@ -277,7 +278,9 @@ def _pixels(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 def _joined(*parts: bytes | memoryview) -> bytes:
     data = b"".join(parts)
     if len(data) > _LARGEST:
-        raise InvalidInput(f"the message of {len(data)} bytes is larger than protobuf allows; send a smaller picture")
+        raise InvalidInput(
+            f"the frame's message of {len(data)} bytes is larger than protobuf allows; send a smaller picture"
+        )
     return data
 
 

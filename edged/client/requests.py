@@ -55,7 +55,8 @@ class FrameCounts:
         self.sent += 1
 
     def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
-        """Count frames from a message that only reports skips; the next result includes them."""
+        """Count skipped frames from a message that only reports skips. `on_result` adds these frames to the skips of
+        the next result."""
         self._count(skipped, skips)
         self.unreported += tuple(skips)
         self._unreported += skipped
@@ -104,7 +105,10 @@ class FrameRequests:
 
     def __init__(self, frames: Iterable[Picture | Captured], maker: FrameMaker, most_waiting: int | None) -> None:
         if isinstance(frames, (str, bytes, os.PathLike)):  # a str would be iterated over its characters
-            raise InvalidInput(f"frames cannot be a {type(frames).__name__}; give edged.open_source(...) of the video")
+            raise InvalidInput(
+                f"'frames' is a {type(frames).__name__}, not an iterable of frames; give edged.open_source(...) of the"
+                " video"
+            )
         self.counts = FrameCounts()
         self.failure: Exception | None = None
         self.exhausted = False
@@ -218,7 +222,7 @@ class FrameRequests:
                 self._changed.wait_for(lambda: self._stopped or self.counts.waiting <= most)
 
     def _on_turn(self) -> None:
-        """Wake the sending thread: fewer frames may be unanswered now, or the stream has stopped."""
+        """Wake the sending thread, because fewer frames are unanswered now or because the stream has stopped."""
         with self._changed:
             self._changed.notify_all()
 

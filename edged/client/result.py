@@ -49,8 +49,8 @@ class ClassArea(msgspec.Struct, frozen=True):
 
 
 class Skips(msgspec.Struct, frozen=True):
-    """`count` skipped frames with numbers from `first` to `last`. `reason` is overtaken (by a newer frame), stale, rate
-    (above `max_fps`), overwritten (in shared memory), full (too many frames wait) or several."""
+    """`count` skipped frames with numbers from `first` to `last`. `reason` is one of "overtaken" (by a newer frame),
+    "stale", "rate" (above `max_fps`), "overwritten" (in shared memory), "full" (too many frames wait) and "several"."""
 
     first: int
     last: int
@@ -70,9 +70,9 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class SecondStep(msgspec.Struct, frozen=True):
-    """The second step of a pipeline for one frame: its model and engine, and the number of `crops`, which are the
-    detections with `nested`. `left_out` counts the detections of the pipeline's classes without a crop. In `timings`,
-    `decode_ms` to `postprocess_ms` are sums over the crops."""
+    """The second step of a pipeline for one frame. `crops` counts the detections with `nested`. `left_out` counts the
+    detections that have a class of the pipeline but got no crop. In `timings`, `decode_ms` to `postprocess_ms` are sums
+    over the crops. The other fields name the second model and its engine."""
 
     model: str
     engine: str
@@ -163,8 +163,8 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     def supervision(self) -> Any:
         """Return the detections as `supervision.Detections`, with masks, tracker ids (-1 for none) and oriented boxes.
         For a class map there is a detection for each class, with a mask and without a score, as in
-        `Detections.from_transformers`. If a pipeline answered, `data["nested"]` has the caption of each nested answer,
-        empty without an answer. Raises Unsupported if supervision is not installed."""
+        `Detections.from_transformers`. If a pipeline answered, `data["nested"]` has the caption of each detection's
+        nested answer, or an empty text. Raises Unsupported if supervision is not installed."""
         # Not made from Roboflow's JSON: supervision's reader of that JSON loses holes in masks and oriented boxes.
         try:
             supervision: Any = importlib.import_module("supervision")
@@ -211,8 +211,8 @@ class Result(msgspec.Struct, frozen=True, eq=False):
         return masks.decode(runs_of(detection.mask), self.width, self.height) if detection.mask else None
 
     def polygon(self, detection: Detection) -> npt.NDArray[np.int32] | None:
-        """Return the outline of the largest piece of an object's mask, int32 [n, 2], x and y in pixels; None without a
-        mask."""
+        """Return the outline of the largest piece of an object's mask as int32 [n, 2] with x and y in pixels. Return
+        None if the object has no mask."""
         return masks.polygon(runs_of(detection.mask), self.width, self.height) if detection.mask else None
 
     def boxes(self) -> Detections:
@@ -220,11 +220,11 @@ class Result(msgspec.Struct, frozen=True, eq=False):
         return arrays_of(self.detections, self.width, self.height)
 
     def captions(self) -> list[str]:
-        """Return the caption of each detection's nested answer; empty without an answer."""
+        """Return the caption of each detection's nested answer, or an empty text for a detection without one."""
         return ["" if found.nested is None else found.nested.caption for found in self.detections]
 
     def labels(self) -> Sequence[str]:
-        """Return the labels by class id. A class that was not found has its id as label."""
+        """Return the labels, indexed by class id. A class that was not found has its id as label."""
         return Labels({**self.class_labels, **{found.class_id: found.label for found in self.detections}})
 
 
@@ -274,16 +274,16 @@ def _moment(unix_ns: int) -> datetime | None:
 
 
 def to_array(tensor: pb.Tensor) -> Array:
-    """Return a read-only array over the tensor's bytes, without a copy. Raises InvalidInput if the bytes do not fit its
-    shape, Unsupported for an unknown datatype."""
+    """Return a read-only array over the tensor's bytes, without a copy. Raises InvalidInput if the bytes do not fit the
+    tensor's shape, Unsupported for an unknown datatype."""
     if tensor.datatype not in DATATYPES:
-        raise Unsupported(f"tensor {tensor.name!r} has datatype {tensor.datatype!r}; update this client")
+        raise Unsupported(f"tensor {tensor.name!r} has the unknown datatype {tensor.datatype!r}; update this client")
     array = tensors.to_array(tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data)
     array.flags.writeable = False
     return array
 
 
 def class_labels(content: Content | None, names: Sequence[str]) -> dict[int, str]:
-    """Return the labels of the classes in a content, by class id."""
+    """Return a mapping from the ids of the classes in a content to their labels."""
     numbers = content.class_ids if isinstance(content, Classes | ClassMap) else ()
     return {number: class_name(names, number) for number in set(numbers)}

@@ -32,7 +32,7 @@ Probe: TypeAlias = Callable[[pb.Frame], "grpc.StatusCode | None"]
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a picture in shared memory, as in `edged.v1.SharedImage`; `offset` and `size` in bytes."""
+    """The place of a picture in shared memory, as in `edged.v1.SharedImage`. `offset` and `size` are in bytes."""
 
     segment: str
     offset: int
@@ -54,7 +54,9 @@ class SharedRing(AbstractContextManager["SharedRing"]):
         self, slots: int = 8, slot_bytes: int = 1 << 20, *, group: int | None = None, folder: Path = layout.FOLDER
     ) -> None:
         if not 2 <= slots <= 4096 or slot_bytes < 1:
-            raise InvalidInput(f"invalid ring of {slots} slots of {slot_bytes} bytes; give 2 to 4096 slots")
+            raise InvalidInput(
+                f"invalid ring of {slots} slots of {slot_bytes} bytes; give 2 to 4096 slots of at least 1 byte"
+            )
         sweep(folder)
         self._slots, self._group, self._folder = slots, group, folder
         self._stamp = self._written = 0
@@ -71,7 +73,7 @@ class SharedRing(AbstractContextManager["SharedRing"]):
         return self._segment.name
 
     def put(self, picture: bytes | bytearray | memoryview | Pixels) -> Place:
-        """Write a picture over the oldest one and return its place. Raises InvalidInput after `close`."""
+        """Write a picture over the oldest one and return the new picture's place. Raises InvalidInput after `close`."""
         whole = np.ascontiguousarray(picture).data if isinstance(picture, np.ndarray) else memoryview(picture)
         data = whole.cast("B")
         with self._lock:
@@ -131,7 +133,8 @@ class _Segment:
             if removal is not None:
                 removal()
             raise OutOfSpace(
-                f"cannot allocate {self._step * slots} bytes of shared memory in {folder}: {error.strerror}"
+                f"cannot allocate {self._step * slots} bytes of shared memory in {folder}: {error.strerror};"
+                " in a container, try a larger --shm-size"
             ) from None
 
     def write(self, index: int, data: memoryview, stamp: int) -> int:
@@ -158,7 +161,7 @@ def _remove(descriptor: int, path: Path, owner: int) -> None:
 
 
 def sweep(folder: Path = layout.FOLDER) -> None:
-    """Remove segments of this user whose clients were killed."""
+    """Remove the segments that killed clients of this user have left."""
     for path in _left(folder):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -220,7 +223,7 @@ class Sharing:
         self._problem = ""
 
     def put(self, image: Pixels) -> pb.SharedImage | None:
-        """Write a picture and return its place; None if it must be sent as bytes."""
+        """Write a picture and return the picture's place. Return None if the picture must be sent as bytes."""
         if not self._problem:
             try:
                 ring = self._ring or self._confirmed_ring(image.nbytes)
@@ -229,13 +232,15 @@ class Sharing:
             except (EdgedError, OSError) as error:
                 self._problem = str(error)
         if self._required:
-            raise SegmentUnusable(f"pictures cannot be shared with the daemon: {self._problem}")
+            raise SegmentUnusable(
+                f"pictures cannot be sent through shared memory: {self._problem}; leave out shared=True"
+            )
         return None
 
     def on_error(self, code: str) -> None:
         """Stop sharing if a frame failed because the daemon (perhaps restarted) cannot read the ring."""
         if code == grpc.StatusCode.FAILED_PRECONDITION.name and self._ring is not None:
-            self._problem = self._problem or "the daemon can no longer read the ring"
+            self._problem = self._problem or "the daemon can no longer read the memory"
 
     def close(self) -> None:
         self._problem = self._problem or "the stream is over"
@@ -243,15 +248,16 @@ class Sharing:
             self._ring.close()
 
     def _confirmed_ring(self, size: int) -> SharedRing:
-        """Make the ring and send a frame with an empty picture in it: the status of the daemon's answer shows whether
-        the daemon could open the segment."""
+        """Make the ring, and send a frame that refers to an empty picture in the ring. The daemon refuses this frame,
+        and the status of the refusal shows whether the daemon could open the segment. Raises SegmentUnusable if the
+        daemon could not."""
         self._ring = self._new_ring(self._slots, size, group=readers_group(self._socket))
         nothing = pb.SharedImage(segment=self._ring.segment, offset=0, stamp=1, size=0)
         status = self._probe(pb.Frame(model=self._model, shared=nothing))
         if status is not grpc.StatusCode.INVALID_ARGUMENT or self._problem:  # `_problem` is set: closed meanwhile
             self._ring.close()
             reason = "the call succeeded" if status is None else status.name
-            raise SegmentUnusable(self._problem or f"the daemon did not confirm that it can read the ring ({reason})")
+            raise SegmentUnusable(self._problem or f"the daemon did not confirm that it can read the memory ({reason})")
         return self._ring
 
 
@@ -262,7 +268,9 @@ def sharing(
     possible, True raises InvalidInput if sharing is impossible, False never shares."""
     is_possible = target.startswith(_UNIX) and layout.FOLDER.is_dir()
     if shared and not is_possible:
-        raise InvalidInput(f"pictures cannot be shared with {target}: it is not a unix socket; leave out shared=True")
+        raise InvalidInput(
+            f"shared=True needs a unix socket and {layout.FOLDER}, but the target is {target}; leave out shared=True"
+        )
     if shared is False or not is_possible:
         return None
 

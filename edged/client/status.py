@@ -53,7 +53,7 @@ _HANDSHAKE: tuple[tuple[str, str], ...] = (
     ("certificate is not yet valid", "the certificate of the daemon at {} is not valid yet; is the clock right?"),
     (
         "hostname verification",
-        "the certificate of the daemon at {} names another host; give that name: EDGED_SERVER_NAME",
+        "the certificate of the daemon at {} names another host; give the certificate's name: EDGED_SERVER_NAME",
     ),
     ("certificate_verify_failed", "the certificate of the daemon at {} is not trusted here; give its CA: EDGED_CA"),
     ("wrong_version_number", "the server at {} does not speak TLS; leave out tls: and the CA, or use another port"),
@@ -105,7 +105,7 @@ def to_edged(
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in words:
         return TooLarge(f"the edged daemon at {target} does not accept a message this large; send a smaller picture")
     if code is grpc.StatusCode.UNIMPLEMENTED and "method not found" in words:
-        return Unsupported(f"the server at {target} is not an edged daemon, or one of another version")
+        return Unsupported(f"the server at {target} is not an edged daemon, or its version of edged lacks this call")
     reason = _code_in(metadata)
     kind, exact = _ERRORS.get(code, EdgedError), _CLASSES.get(reason) if reason else None
     if exact is not None and issubclass(exact, (kind, *_OWN_STATUS)):
@@ -116,7 +116,8 @@ def to_edged(
 
 
 def _code_in(metadata: Iterable[tuple[str, str | bytes]]) -> ErrorCode | None:
-    """Return edged's error code in a call's trailing metadata; None if it has none or an unknown one."""
+    """Return edged's error code in a call's trailing metadata. Return None if the metadata has no code or an unknown
+    code."""
     with contextlib.suppress(DecodeError):
         for name, value in metadata:
             if name == _DETAILS and isinstance(value, bytes):
@@ -137,23 +138,25 @@ def from_rpc_error(error: grpc.RpcError, target: str) -> EdgedError:
 
 
 def late(target: str) -> DeadlineExceeded:
-    return DeadlineExceeded(f"the edged daemon at {target} did not answer in time; its log may say why")
+    return DeadlineExceeded(
+        f"the edged daemon at {target} did not answer in time; look for the reason in the daemon's log"
+    )
 
 
 def _refusal(words: str, target: str) -> str:
     """Return why a server at the target refuses the connection; an empty text if no server answers."""
     reason = next((reason for sign, reason in _HANDSHAKE if sign in words), "")
     if not reason and not target.startswith("unix:") and any(sign in words for sign in _HUNG_UP):
-        reason = "the server at {} hangs up; it may require TLS (EDGED_CA), or a certificate (EDGED_CERTIFICATE)"
+        reason = "the server at {} hangs up; perhaps it requires TLS (EDGED_CA), or a certificate (EDGED_CERTIFICATE)"
     return reason.format(target)
 
 
 def _remedy(words: str, target: str) -> str:
-    """Return the remedy, which ends the error message."""
+    """Return the end of the error message, which names the remedy."""
     if "permission denied" in words:
         return " (permission denied): use sudo, or join the socket's group (docs/security.md)"
     if "resolution" in words or "errors resolving" in words:
         return " (no such host): correct the name, or give the box's IP address"
     if is_here(target):
         return "; start one with: edged serve"
-    return "; check that the box is up, its edged listens at that address (`listen`) and no firewall blocks it"
+    return "; check that the box is up, its daemon listens at this address (key 'listen'), and no firewall blocks it"

@@ -34,14 +34,16 @@ def serialize(message: Message | bytes) -> bytes:
 
 
 class Stream(Iterator[Result], AbstractContextManager["Stream"]):
-    """Iterator over a stream's results in the order of arrival. Ends when the frames have ended and each is answered or
-    skipped.
+    """Iterator over a stream's results in the order of arrival. Ends when the frames have ended and every frame is
+    answered or skipped.
 
     If the frames raise an exception, the iterator raises it after the answers to earlier frames. Raises NotReady when
     the daemon goes away, and DeadlineExceeded if frames wait `patience` seconds without any result or skip report (0:
-    no limit). With `backoff`, and after at least one answer, the stream calls the daemon again instead. `counts` counts
-    the frames. The call is cancelled and the frames are closed by `close` (from any thread), at the end of a `with`
-    block, and when the last reference is dropped.
+    no limit). With `backoff`, the stream calls the daemon again instead of raising these two errors. It does so only
+    after at least one answer, and while the user's frames have not ended. `counts` counts the frames.
+
+    The call is cancelled and the frames are closed by `close` (from any thread), at the end of a `with` block, and when
+    the last reference is dropped.
     """
 
     def __init__(
@@ -104,8 +106,8 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
             threading.Thread(target=_watch, args=watch, name="edged-watch", daemon=True).start()
 
     def _end_or_call_again(self, reason: Exception | None) -> None:
-        """After a call has ended, call again if `backoff` allows it. Otherwise raise `reason`; StopIteration if
-        `reason` is None."""
+        """After a call has ended, call again if `backoff` allows it. Otherwise raise `reason`, or StopIteration
+        if `reason` is None."""
         gone = isinstance(reason, (NotReady, DeadlineExceeded)) and not self._requests.exhausted
         if self._backoff is None or not self._ever_answered or not gone:
             self.close()
@@ -125,15 +127,15 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
     def _failure(self, error: grpc.RpcError) -> EdgedError:
         """Return the error of a failed call."""
         if self.counts.gave_up:
-            silence = f"sent no result for {self._patience:g} s; to see what it does: edged events"
+            silence = f"sent no result for {self._patience:g} s; to see what the daemon does: edged events"
             return DeadlineExceeded(f"the edged daemon at {self._target} {silence}")
         return from_rpc_error(error, self._target)
 
     def _completion(self) -> Exception | None:
-        """Return the error of a call that ended with OK: what the user's frames raised, DaemonUnavailable if the daemon
-        ended the stream early, or None."""
+        """Return the error to raise after a call that ended with status OK. The error is the exception that the user's
+        frames raised, or DaemonUnavailable if the daemon ended the stream early. Return None if there is no error."""
         if self._requests.failure is None and not self._requests.exhausted:
-            early = "ended the stream before the frames ended; open it again"
+            early = "ended the stream before the frames ended; open the stream again"
             return DaemonUnavailable(f"the edged daemon at {self._target} {early}")
         return self._requests.failure
 

@@ -41,9 +41,9 @@ class Package:
         *,
         replace: bool = False,
     ) -> Package:
-        """Make a package. `path` is an ONNX file, or the folder or a file of a language model. `samples` are files or
-        folders. The daemon makes `repairs` before it examines the model. `replace` allows a name that a model already
-        has.
+        """Make a package. `path` is an ONNX file. For a language model, `path` is the folder of the model or its main
+        file. `samples` are files or folders. The daemon makes `repairs` before it examines the model. `replace` allows
+        a name that a model already has.
 
         Raises ModelRefused if the file is not an ONNX model or lacks external data, Unsupported if onnx is not
         installed. Raises InvalidInput if there are too many samples, if a sample is too large, or if its suffix is not
@@ -60,7 +60,8 @@ class Package:
 
 
 class Upload:
-    """Iterator over the messages of `AddModel`: the header, then every file followed by its chunks.
+    """Iterator over the messages of `AddModel`: the header, then for each file its name and size, followed by its
+    chunks.
 
     If a file cannot be read, `failure` has the error, since gRPC does not pass on exceptions of an iterator.
     """
@@ -84,7 +85,7 @@ class Upload:
             for name, path in self._package.samples.items():
                 yield from _file(ModelFile(path=name, sample=True), path)
         except OSError as error:
-            self.failure = InvalidInput(f"the model cannot be read: {error.strerror}: {error.filename}")
+            self.failure = InvalidInput(f"the file {error.filename} cannot be read and sent: {error.strerror}")
             raise  # so that gRPC cancels the call; after a plain return half a file would look complete
 
 

@@ -1,8 +1,8 @@
 """The daemon's configuration: typed, frozen, from one TOML file, the environment and the command line.
 
-`schema` describes every key. All else derives from it: tables of keys (`keys`), mistakes and their lines (`checking`),
-values in force and their origin (`reading`), the commented file and listings (`template`), and what a reload changes
-(`changes`).
+`schema` describes every key, and other modules use this description. `keys` lists the tables and their keys. `checking`
+finds mistakes. `reading` determines the values in force, and where each value was set. `template` writes the commented
+file and listings. `changes` finds what a reload changes.
 """
 
 from edged.config.reading import Reading as Reading

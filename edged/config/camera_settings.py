@@ -24,7 +24,7 @@ def camera_of(name: str, changes: Mapping[str, str], base: Camera | None = None)
     """Return `base`, or a new camera, with the settings in `changes`, which maps dotted keys to texts. An empty text
     resets a key or removes a zone.
 
-    Raises InvalidInput, which suggests the closest known key, if a key or value is wrong.
+    Raises InvalidInput if a key or value is invalid. The message suggests the closest known key.
     """
     tree = {} if base is None else settings(base)
     for key, text in changes.items():
@@ -46,7 +46,7 @@ def camera_of(name: str, changes: Mapping[str, str], base: Camera | None = None)
 
 
 def as_texts(camera: Camera) -> dict[str, str]:
-    """Return the settings that differ from their defaults, as `camera_of` reads them, without passwords."""
+    """Return the settings that differ from their defaults, as texts that `camera_of` reads, without passwords."""
     return {key: redact(value if isinstance(value, str) else toml(value)) for key, value in _leaves(settings(camera))}
 
 
@@ -74,7 +74,7 @@ def _put(tree: dict[str, object], path: list[str], value: object, key: str) -> N
     for name in outer:
         inner = tree.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise InvalidInput(f"{key!r} is not a setting of a camera: {name} has no keys")
+            raise InvalidInput(f"{key!r} is not a setting of a camera: {name!r} is not a table")
         tree = inner
     tree[last] = value
 

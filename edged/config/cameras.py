@@ -42,7 +42,7 @@ class Zone(Table, frozen=True):
 
     def __post_init__(self) -> None:
         if len(self.points) < 3:
-            raise ValueError("points needs at least three corners")
+            raise ValueError("points has too few corners; give at least three")
 
 
 class Line(Table, frozen=True):
@@ -62,7 +62,7 @@ class Line(Table, frozen=True):
 
     def __post_init__(self) -> None:
         if self.points[0] == self.points[1]:
-            raise ValueError("points needs two different ends")
+            raise ValueError("points has the same end twice; give two different ends")
 
 
 class Events(Table, frozen=True):
@@ -186,13 +186,13 @@ class Camera(Table, frozen=True):
 
     def __post_init__(self) -> None:
         if not self.source:
-            raise ValueError("source is empty; name the camera's address")
+            raise ValueError("source is empty; give the camera's address")
         if re.match(r"(?:rtsps?|https?|udp|tcp|srt|rtmp)://(?:[^/]*@)?(?:[:/]|$)", self.source):
-            raise ValueError("source has no host; write it like rtsp://camera.local/stream")
+            raise ValueError("source has no host name; write the address like rtsp://camera.local/stream")
         if not self.model:
             raise ValueError("model is empty; name the model that gets the camera's pictures")
         if len(self.region) not in (0, 4):
-            raise ValueError("region needs four numbers: x, y, width, height")
+            raise ValueError("region has the wrong number of values; give four: x, y, width, height")
         check_names("zones", self.zones)
         check_names("lines", self.lines)
 

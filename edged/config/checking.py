@@ -16,7 +16,8 @@ _CLOSE = 0.66  # lowest similarity, 0 to 1, at which a name is suggested
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the closest known name, empty if no name is close. Case is ignored; a hyphen counts as an underscore."""
+    """Return the one of `names` that is closest to `name`; empty if none is close. Case is ignored, and a hyphen counts
+    as an underscore."""
     known = list(names)
     plain = {each.lower(): each for each in reversed(known)}
     found = difflib.get_close_matches(name.lower().replace("-", "_"), plain, n=1, cutoff=_CLOSE)
@@ -96,7 +97,7 @@ class Source(msgspec.Struct, frozen=True):
         return True
 
     def origin(self, path: Path) -> Origin:
-        """Return where the source sets a key, or the closest enclosing table whose place is known."""
+        """Return where the source sets a key, or where it sets the closest enclosing table whose place is known."""
         for length in range(len(path), 0, -1):
             whole_list = (*path[: length - 1], without_index(path[length - 1]))
             place = self.places.get(path[:length]) or self.places.get(whole_list)
@@ -113,9 +114,11 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def faults(tree: Mapping[str, object], table: Table, path: Path = (), root: Table | None = None) -> Iterator[Fault]:
-    """Yield the mistakes in `tree`, which has the values of one source, or of the table at `path` in a source.
+    """Yield the mistakes in `tree`. If `path` is empty, `tree` has all values of a source. Otherwise, `tree` has the
+    values of the table at `path`.
 
-    A path includes the names that the user chose. Keys to suggest are searched in the tables below `root`.
+    A path includes the names that the user chose. For an unknown key, a key of `root` or of a table below `root` is
+    suggested.
     """
     root = root or table
     keys = {key.path[-1]: key for key in table.keys}
@@ -135,7 +138,7 @@ def faults(tree: Mapping[str, object], table: Table, path: Path = (), root: Tabl
 
 
 def _instances(value: object, table: Table, path: Path) -> Iterator[tuple[Path, object]]:
-    """Yield the path and value of a table, once for each name if the user chooses its name."""
+    """Yield the path and the value of a table. If the user chooses the table's name, yield them for each name."""
     if table.is_named and isinstance(value, dict):
         yield from (((*path, name), each) for name, each in value.items())
     else:
@@ -154,7 +157,7 @@ def _value(value: object, hint: object, path: Path, is_secret: bool) -> Iterator
         try:
             msgspec.convert(value, ready(hint))
         except msgspec.ValidationError:
-            got = "something else (hidden: it is a secret)" if is_secret else shown(value)
+            got = "another value (hidden, because it is a secret)" if is_secret else shown(value)
             yield Fault(path, f"expected {allowed(hint)}, got {got}")
 
 

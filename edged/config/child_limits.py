@@ -83,7 +83,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return self.seconds * max(1.0, size_mb / _USUAL_MB)
 
     def most_mb(self, size_mb: float) -> int:
-        """Return the MiB for a child that examines a model of `size_mb`, at most 90 % of the box's memory."""
+        """Return the MiB of memory for a child that examines a model of `size_mb`: at most 90 % of the box's memory."""
         wanted = self.memory_mb + round(_TIMES * size_mb)
         total = box_mb()
         return min(wanted, round(total * (1 - _LEFT))) if total else wanted
@@ -108,7 +108,8 @@ def box_mb() -> int:
 
 
 def admission_limits(seconds: float | None = None, memory_mb: int | None = None) -> AdmissionLimits:
-    """Return the limits from options, or else from the environment. Commands without a daemon's configuration use this.
+    """Return the limits of admission from options or, without an option, from the environment. Commands without a
+    daemon's configuration use this.
 
     Raises ConfigError if a value is out of range or not a number.
     """
@@ -120,5 +121,6 @@ def admission_limits(seconds: float | None = None, memory_mb: int | None = None)
         return msgspec.convert({k: v for k, v in given.items() if v is not None}, ready(AdmissionLimits), strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"invalid limits of admission ({ADMISSION_SECONDS}, {ADMISSION_MEMORY_MB} or options): {explain(error)}"
+            f"a limit for the examination of models is invalid: {explain(error)}; correct --seconds or --memory-mb, or"
+            f" {ADMISSION_SECONDS} or {ADMISSION_MEMORY_MB} in the environment"
         ) from error

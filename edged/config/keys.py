@@ -22,7 +22,7 @@ _SHOWN = 60  # most characters of a wrong value in a message
 
 
 def toml(value: object) -> str:
-    """Return a value in TOML syntax: tables inline, and None, which TOML lacks, as an empty string."""
+    """Return a value in TOML syntax. Tables are inline. For None, which TOML lacks, return an empty text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -77,13 +77,13 @@ def struct_of(hint: object) -> type[msgspec.Struct] | None:
 
 
 def item_of(hint: object) -> object:
-    """Return the type of the items if `hint` is a list or tuple, otherwise None."""
+    """Return the type of the items if `hint` is the type of a list or tuple, otherwise None."""
     inner = core(hint)
     return typing.get_args(inner)[0] if typing.get_origin(inner) in (tuple, list) else None
 
 
 def value_of(hint: object) -> object:
-    """Return the type of the values in a table whose names the user chooses; None for another type."""
+    """Return the type of the values if `hint` is the type of a table whose names the user chooses, otherwise None."""
     inner = core(hint)
     return typing.get_args(inner)[1] if typing.get_origin(inner) is dict else None
 
@@ -99,7 +99,7 @@ def allowed(hint: object) -> str:
     if found := choices(hint):
         return either(map(toml, found))
     if item_of(hint) is not None:
-        return f"a list, each {allowed(item_of(hint))}"
+        return f"a list, each item {allowed(item_of(hint))}"
     if value_of(hint) is not None:
         return f"a table, each value {allowed(value_of(hint))}"
     return _plain(msgspec.inspect.type_info(hint))
@@ -116,7 +116,7 @@ def _plain(kind: msgspec.inspect.Type) -> str:
         case msgspec.inspect.FloatType():
             return _ranged("a number", kind.ge, kind.gt, kind.le)
         case msgspec.inspect.StrType():
-            return "a text in quotes"
+            return "a string in quotes"
         case msgspec.inspect.BoolType():
             return "true or false"
         case _:
@@ -198,8 +198,8 @@ class Table(msgspec.Struct, frozen=True):
 
     @property
     def field(self) -> str:
-        """The field of the enclosing table that holds this table. For a named table, this field holds all tables of
-        the kind, by name."""
+        """The name of this table's field in the struct of the enclosing table. For a named table, the value of this
+        field is a dictionary, which maps names to tables."""
         return self.path[-2] if self.is_named else self.path[-1]
 
     @property
@@ -267,8 +267,8 @@ def all_keys() -> tuple[Key, ...]:
 
 
 def reload_of(hint: object) -> Reload | None:
-    """Return the `Reload` in a field's annotation; None if it has none, so that the enclosing table or the keys inside
-    the field decide."""
+    """Return the `Reload` in a field's annotation; None if the annotation has none. In that case, the keys inside the
+    field have their own `Reload`, or the `Reload` of the enclosing table applies."""
     return next((each for each in typing.get_args(hint)[1:] if isinstance(each, Reload)), None)
 
 

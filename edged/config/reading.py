@@ -58,8 +58,8 @@ def variables() -> dict[str, tuple[Path, object]]:
 def read_variables(environment: Mapping[str, str]) -> tuple[Source, list[Problem], list[str]]:
     """Return the values in the environment, the mistakes in them, and warnings about unknown names.
 
-    Other programs share the environment, so an unknown name is a mistake only if it is a table's variable or begins
-    with one.
+    Other programs may also set variables that begin with `EDGED_`, so an unknown variable usually gives only a warning.
+    An unknown variable is a mistake if its name is the variable of a table, or continues such a variable.
     """
     known = variables()
     tree: dict[str, object] = {}
@@ -69,7 +69,7 @@ def read_variables(environment: Mapping[str, str]) -> tuple[Source, list[Problem
     for name in sorted(known, key=len):
         text = environment.get(name, "").strip()
         if _is_torn(text):
-            problems.append(Problem(Origin("environment", name), "", "its value is not valid UTF-8"))
+            problems.append(Problem(Origin("environment", name), "", "the value is not valid UTF-8"))
         elif text:
             path, hint = known[name]
             _put(tree, path, parsed(text, hint))
@@ -114,7 +114,7 @@ def parsed(text: str, hint: object) -> object:
 
 
 def _toml(text: str) -> object:
-    """Parse one TOML value; return None if the text is not exactly one."""
+    """Parse one TOML value; return None if the text is not exactly one value."""
     try:
         tree = msgspec.toml.decode(f"value = {text}")
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -150,8 +150,9 @@ _MAY_END = re.compile(r"[\]}]|\"{3}|'{3}")
 def key_lines(text: str) -> dict[Path, int]:
     """Return the line, from 1, of each table's first header and of each key of a valid TOML file.
 
-    TOML parsers do not report lines, so statements are parsed one by one. Tables of an array are called `name[0]`. A
-    key inside an inline table has the line of the statement if the table has no other key; otherwise it has no line.
+    TOML parsers do not report lines, so statements are parsed one by one. The tables of an array are called `name[0]`,
+    `name[1]` and so on. If an inline table has exactly one key, this key has the line of the statement. The keys of
+    other inline tables have no line.
     """
     lines: dict[Path, int] = {}
     entries: dict[Path, int] = {}  # index of the last table of each array so far
@@ -183,7 +184,7 @@ def key_lines(text: str) -> dict[Path, int]:
 
 
 def _names(tree: object) -> Path:
-    """Return the names in the only key or header of a statement, from the top."""
+    """Return the path of the only key or header in a parsed statement."""
     names: list[str] = []
     while isinstance(tree, dict) and len(tree) == 1:
         ((name, tree),) = tree.items()
@@ -192,7 +193,8 @@ def _names(tree: object) -> Path:
 
 
 def _within(names: Path, entries: dict[Path, int]) -> Path:
-    """Return the path of a header; the name of an array in it stands for the array's last table."""
+    """Return the path of a header. If a name in the header is an array of tables, the path has the name of the array's
+    last table instead, such as `name[1]`."""
     path: Path = ()
     for name in names:
         path = (*path, name)
@@ -235,7 +237,7 @@ class Reading(msgspec.Struct, frozen=True):
             return self.config
         first, *more = self.problems
         file = first.origin.name if first.origin.kind == "file" else ""
-        rest = f" (and {len(more)} more: edged config check {file}".rstrip() + ")" if more else ""
+        rest = f" (and {len(more)} more; see: edged config check {file}".rstrip() + ")" if more else ""
         raise ConfigError(f"configuration {first}{rest}")
 
 
@@ -297,10 +299,10 @@ def read_file(file: File) -> tuple[Source, list[Problem]]:
     except OSError as error:
         return Source(whole=whole), [Problem(whole, "", f"cannot be read: {error.strerror or error}")]
     except RecursionError:
-        return Source(whole=whole), [Problem(whole, "", "not valid TOML: its brackets are nested too deep")]
+        return Source(whole=whole), [Problem(whole, "", "not valid TOML: brackets are nested too deep")]
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        why = f"not valid TOML: byte 0x{error.object[error.start]:02x} is not UTF-8; save it as UTF-8"
+        why = f"not valid TOML: byte 0x{error.object[error.start]:02x} is not UTF-8; save the file as UTF-8"
         return Source(whole=whole), [Problem(Origin("file", str(file), line), "", why)]
     except (msgspec.DecodeError, ValueError) as error:
         return Source(whole=whole), [_not_toml(file, str(error))]
@@ -321,7 +323,7 @@ def _problems(source: Source | Reading, found: Iterable[Fault]) -> list[Problem]
 
 
 def _over(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
-    """Merge two trees: tables key by key; other values of `above` replace those of `below`."""
+    """Merge two trees. Tables are merged key by key. Other values of `above` replace the values of `below`."""
     merged = dict(below)
     for name, value in above.items():
         under = merged.get(name)

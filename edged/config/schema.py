@@ -30,7 +30,7 @@ _Positive: TypeAlias = Annotated[float, Meta(gt=0, le=1e6)]
 
 
 class Reload(enum.Enum):
-    """When a reload applies a changed key. docs/service.md describes each."""
+    """When a reload applies a changed key. docs/service.md describes what a reload does for each key."""
 
     NOW = "at once"
     NEXT_CALL = "next call"

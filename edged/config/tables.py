@@ -17,16 +17,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table of the file. Its docstring is the table's description; the `Meta` of a field describes a key."""
+    """A table of the file. The docstring of a subclass describes the table, the `Meta` of a field describes a key."""
 
 
 def check_names(field: str, names: Iterable[str]) -> None:
-    """Raise ValueError if a camera, zone, line or pipeline has an invalid name: names are parts of topics, files and
-    labels."""
+    """Raise ValueError if a name in the table `field` is invalid. The names of cameras, zones, lines and pipelines are
+    used in topics of messages, names of files and labels of metrics, so only some characters are allowed."""
     for name in names:
         if not _NAME.fullmatch(name):
-            rule = "use 1 to 64 letters, digits, dots, hyphens and underscores"
-            raise ValueError(f"{field} has an invalid name, {name[:70]!r}; {rule}")
+            rule = "use 1 to 64 letters, digits, dots, hyphens and underscores; begin with a letter or digit"
+            raise ValueError(f"{field} has the invalid name {name[:70]!r}; {rule}")
 
 
 class Collect(Table, frozen=True):
@@ -85,10 +85,10 @@ class Describe(Table, frozen=True):
     def __post_init__(self) -> None:
         for key, value in (("camera", self.camera), ("model", self.model), ("prompt", self.prompt)):
             if not value:
-                raise ValueError(f"{key} is empty; set it")
+                raise ValueError(f"{key} is empty; give a value")
         for word in re.findall(r"\{\w+\}", self.prompt):
             if word not in ("{camera}", "{detections}"):
-                raise ValueError(f"prompt has {word}; only {{camera}} and {{detections}} are replaced")
+                raise ValueError(f"prompt has {word}, which is not replaced; use only {{camera}} and {{detections}}")
 
 
 class Pipeline(Table, frozen=True):
@@ -131,4 +131,4 @@ def check_pipelines(pipelines: Mapping[str, Pipeline]) -> None:
     for name, pipeline in pipelines.items():
         for key, model in (("detect", pipeline.detect), ("then", pipeline.then)):
             if model in pipelines:
-                raise ValueError(f"pipelines.{name}.{key} names a pipeline, {model!r}; name a model")
+                raise ValueError(f"pipelines.{name}.{key} is set to a pipeline, {model!r}; name a model")

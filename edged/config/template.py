@@ -74,7 +74,8 @@ def _described(key: Key) -> str:
 
 
 def _needs_range(key: Key) -> bool:
-    """Whether a description needs the allowed values: for a number, or if the meaning does not name all choices."""
+    """Whether a key's description must list the allowed values. The list is needed if the value is a number, or if the
+    key's meaning does not name all choices."""
     return core(key.hint) in (int, float) or any(toml(each) not in key.meaning for each in choices(key.hint))
 
 
@@ -87,8 +88,8 @@ _HIDDEN = "(hidden)"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A key with its value; a table in which the user chooses the names has a row for each name. The value of a secret
-    that is set is `(hidden)`."""
+    """A key with its value. A table in which the user chooses the names has a row for each name. If a secret is set,
+    its value is `(hidden)`."""
 
     path: Path
     value: object

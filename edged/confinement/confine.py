@@ -67,7 +67,8 @@ def refuse_calls(reach: Reach) -> None:
 
 
 def refuse_sockets(reach: Reach) -> None:
-    """Refuse new sockets only, in a process that may start other programs. Otherwise like `refuse_calls`."""
+    """Apply a weaker second step of the confinement, in a process that must start other programs: refuse only new
+    sockets. Raises Unconfined if this fails in the mode "enforce"."""
     if reach.mode == "off":
         return
     try:
@@ -97,7 +98,10 @@ def _failed(reach: Reach, what: str, error: OSError) -> None:
 
 def _require(reach: Reach, missing: tuple[str, ...]) -> None:
     if reach.mode == "enforce" and missing:
-        raise Unconfined(f"this kernel cannot confine engine hosts and builds: it lacks {', '.join(missing)}")
+        raise Unconfined(
+            f'confinement = "enforce" ends this process, because the kernel cannot apply {", ".join(missing)};'
+            " see docs/security.md"
+        )
 
 
 def _drop_capabilities(keep: int) -> None:

@@ -38,7 +38,7 @@ def version() -> int:
 
 
 def missing(abi: int) -> tuple[str, ...]:
-    """Return what this ABI version cannot restrict."""
+    """Return the kinds of access that Landlock cannot restrict in this version of the ABI."""
     since = ((1, "files"), (3, "truncating files"), (4, "TCP"), (5, "devices"), (6, "signals and abstract sockets"))
     return tuple(what for first, what in since if abi < first)
 

@@ -1,5 +1,5 @@
-"""Lists the files that a confined process may use: those of its job, the interpreter, libraries, system information,
-devices.
+"""Lists the files that a confined process may use: the files of its job, the interpreter, libraries, system
+information, devices.
 
 Call `use` once, before this process starts its first child, to set the mode.
 """
@@ -69,8 +69,8 @@ class Reach(NamedTuple):
 
 
 def allowed(reach: Reach) -> Iterator[tuple[str, int]]:
-    """Yield every path that the process may use, and the Landlock rights on it. The list includes the paths of this
-    interpreter and its environment variables."""
+    """Yield every path that the process may use, and the Landlock rights on it. The list includes the folders of
+    this interpreter, and the paths that environment variables name."""
     for path in (*_LIBRARIES, *_DESCRIPTIONS, *_interpreter(), *_by_environment()):
         yield path, READ
     for name in _DEVICES:
@@ -82,9 +82,9 @@ def allowed(reach: Reach) -> Iterator[tuple[str, int]]:
 
 
 def inodes(reach: Reach) -> frozenset[tuple[int, int]]:
-    """Return the device and inode numbers of the files, folders and devices of the job that exist now. A confined
-    process cannot use a path of its job that is created or replaced later, since Landlock's rules are for inodes.
-    Return an empty set if Landlock is off or missing."""
+    """Return (st_dev, st_ino) of each file, folder and device of the job, if it exists now. A confined process cannot
+    use a path of its job that is created or replaced later, since Landlock's rules are for inodes. Return an empty set
+    if Landlock is off or missing."""
     found = set[tuple[int, int]]()
     if reach.mode == "off" or not landlock.version():
         return frozenset()
@@ -96,7 +96,7 @@ def inodes(reach: Reach) -> frozenset[tuple[int, int]]:
 
 
 def _for_job(reach: Reach) -> Iterator[tuple[str, int]]:
-    """Yield the paths that only this job may use, and the Landlock rights on each path."""
+    """Yield the paths that the process may use only because of its job, and the Landlock rights on each path."""
     for path in (*reach.reads, *(_NETWORK if reach.network else ())):
         yield path, READ
     for pattern in reach.devices:
@@ -182,7 +182,8 @@ def around(model: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def is_private(folder: str) -> bool:
-    """Whether a folder is, or contains, a folder that a child must not use as a whole."""
+    """Whether a child must not use a whole folder, because it is or contains a home, a system folder or a private
+    file."""
     inside = os.path.join(os.path.realpath(folder), "")
     homes = (os.path.expanduser("~"), "/tmp", "/root", "/home", "/etc", "/var", "/dev/shm")  # noqa: S108 - kept out
     return any(os.path.join(path, "").startswith(inside) for path in (*_private, *homes))

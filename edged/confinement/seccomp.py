@@ -155,8 +155,9 @@ def is_available() -> bool:
 
 
 def refuse(program: bytes = b"") -> None:
-    """Permanently refuse the calls that a BPF program refuses. The default program refuses the calls that this process
-    and its threads do not need. Raises OSError if the kernel cannot apply the program.
+    """Install a BPF program that refuses system calls of this process and its threads. This cannot be undone. The
+    default program refuses the calls that the process does not need. Raises OSError if the kernel cannot install the
+    program.
 
     Needs no_new_privs or CAP_SYS_ADMIN. With the default program, open sockets stay usable, but new sockets can neither
     be created nor connected.

@@ -1,6 +1,6 @@
-"""Resolves references (URLs such as https://... or hf://...) among the models of the configuration. A thread fetches
-the files that are not on this box, while the daemon serves the other models. After each fetched file, the daemon
-reloads its configuration."""
+"""Resolves references. The configuration may name a model by a reference instead of a path. A reference is a URL such
+as https://... or hf://... A thread fetches the models that are not on this box, while the daemon serves the other
+models. After each fetched model, the daemon reloads its configuration."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Fetcher:
         self._woken = threading.Event()  # set when the configuration was read again
 
     def resolve(self, config: Config) -> Config:
-        """Replace references among the models by paths of files on this box. A model that is not on this box yet gets
-        the path that its file is going to have, and `start` fetches it.
+        """Return the configuration with a path for each model that is given as a reference. If the model is not on this
+        box yet, no file exists at the path, and `start` fetches the model.
 
         Raises InvalidInput for a reference that cannot be used.
         """
@@ -64,7 +64,7 @@ class Fetcher:
                     kept.local(text, self._state)
                 except EdgedError as error:
                     _LOG.error("model %s cannot be fetched: %s", name, error)
-                    kept.keep_problem(text, self._state, f"it cannot be fetched: {error}; edged tries again")
+                    kept.keep_problem(text, self._state, f"its files cannot be fetched: {error}; edged tries again")
                 except Exception:  # the other models must be fetched
                     _LOG.exception("model %s cannot be fetched", name)
                 else:

@@ -59,8 +59,8 @@ class Heartbeat:
 
 
 def headline(report: StatusInfo, problem: str = "") -> str:
-    """Summarise the daemon in one line for `systemctl status`. `problem` is a problem of the daemon as a whole, such as
-    a refused configuration, or empty."""
+    """Describe the state of the daemon in one line for `systemctl status`. `problem` is a problem of the daemon as a
+    whole, such as a refused configuration, or empty."""
     return "; ".join(_parts(report, problem))
 
 
@@ -73,19 +73,20 @@ def _parts(report: StatusInfo, problem: str) -> Iterator[str]:
         yield f"alarm: {report.alarms[-1].message}{more}"
     if report.building:
         more = f" and {len(report.building) - 1} more" if len(report.building) > 1 else ""
-        yield f"making {_made(report.building[0])}{more}"
+        yield f"engine {_made(report.building[0])}{more}"
 
 
 def _made(engine: EngineProgress) -> str:
     share = f" {engine.fraction:.0%}" if engine.fraction is not None else ""
-    return f"{engine.model} for {engine.backend}/{engine.precision}, {engine.phase or engine.state}{share}"
+    return f"{engine.backend}/{engine.precision} of {engine.model}: {engine.phase or engine.state}{share}"
 
 
 def stalled(liveness: Liveness, patience: float) -> str:
     """Return why the daemon makes no progress, or an empty text if it makes progress. `patience` is in seconds.
 
-    The daemon normally replaces a hanging host within two seconds. A host that hangs for `patience` seconds is
-    therefore not being replaced.
+    The daemon makes no progress if its control loop has not run for `patience`, or if a host exceeds its time limit by
+    `patience`. Normally the daemon kills such a host about two seconds after the limit, so a longer delay is a fault of
+    the daemon.
     """
     if liveness.idle_s > patience:
         return f"the control loop has not run for {liveness.idle_s:.0f} s"

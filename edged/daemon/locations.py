@@ -59,12 +59,12 @@ def addresses(config: Config) -> tuple[str, ...]:
 
 
 def guarded_http(config: Config) -> tuple[str, ...]:
-    """Return the addresses for HTTP whose callers need roles: those of the API and of the page."""
+    """Return the addresses for HTTP whose callers need roles: the address of the API and the address of the page."""
     return tuple(filter(None, (config.http.listen, config.page.listen)))
 
 
 def unguarded_http(config: Config) -> tuple[str, ...]:
-    """Return the address for HTTP whose callers need no role: that of the metrics."""
+    """Return the addresses for HTTP whose callers need no role: the address of the metrics, if there is one."""
     return tuple(filter(None, (config.metrics.listen,)))
 
 
@@ -87,7 +87,8 @@ def default_sockets() -> tuple[str, str]:
 
 
 def named_models(config: Config) -> dict[str, Path]:
-    """Return the model files that are served in place, by name. Raises InvalidInput for an invalid name."""
+    """Return a mapping from the names of the models of the configuration to their files, which are served in place.
+    Raises InvalidInput for an invalid name."""
     for name in config.models:
         check_model_name(config, name)
     return {name: Path(path).absolute() for name, path in config.models.items()}
@@ -97,4 +98,4 @@ def check_model_name(config: Config, name: str) -> None:
     """Raise InvalidInput if a model of the configuration has an invalid name, or the same name as a pipeline."""
     check_name(name)
     if name in config.pipelines:
-        raise InvalidInput(f"pipelines.{name} has the name of a model; give the pipeline another name")
+        raise InvalidInput(f"pipelines.{name} has the same name as a model; give the pipeline another name")

@@ -63,9 +63,9 @@ async def serve(
 ) -> None:
     """Run the daemon until a signal ends it.
 
-    `ready` is called with the addresses once calls are answered. `read` reads the configuration again; None if there is
-    no configuration file. `activation` has the sockets that systemd opened. Raises ConfigError if something cannot be
-    used as configured, and Refused if a newer edged has written the state.
+    `ready` is called with the addresses when the daemon answers calls. `read` reads the configuration again; None if
+    there is no configuration file. `activation` has the sockets that systemd opened. Raises ConfigError if something
+    cannot be used as configured, and Refused if a newer edged has written the state.
     """
     malloc_trimmer.limit_arenas()  # before threads start
     signals = Signals()
@@ -175,7 +175,7 @@ async def _serve(
 
 
 async def _listen_for_cameras(servers: GrpcServers, cleanup: contextlib.ExitStack) -> str:
-    """Open a socket for the processes of configured cameras, which only this user can reach. Return its address."""
+    """Open a socket that only this user can reach, for the processes of configured cameras. Return the address."""
     folder = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` removes leftovers with this prefix
     cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
     return await servers.open(f"unix:{folder}/cameras.sock")
@@ -185,7 +185,7 @@ def _confine(config: Config) -> Callable[[], None]:
     """Protect this process from its children, and set how the children are confined. Return a function that logs the
     confinement.
 
-    Raises ConfigError if the configuration enforces features that the kernel lacks.
+    Raises ConfigError if the configuration demands restrictions that the kernel lacks.
     """
     confine.close_to_others()
     rules.use(config.confinement, locations.private(config))
@@ -195,16 +195,17 @@ def _confine(config: Config) -> Callable[[], None]:
             _LOG.warning, 'engine hosts and builds are not confined: the configuration says confinement = "off"'
         )
     if lacking and config.confinement == "enforce":
-        raise ConfigError(f'confinement = "enforce", but this kernel lacks {lacking}; set "on" to run without it')
-    if lacking:
-        return partial(
-            _LOG.warning, "engine hosts and builds are confined less than usual: this kernel lacks %s", lacking
+        raise ConfigError(
+            f'confinement = "enforce" is not possible, because this kernel lacks {lacking}; to run with the other'
+            ' restrictions, set confinement = "on"'
         )
+    if lacking:
+        return partial(_LOG.warning, "engine hosts and builds are confined only in part: this kernel lacks %s", lacking)
     return partial(_LOG.info, "engine hosts and builds are confined to their files: Landlock, seccomp")
 
 
 def _leave_behind() -> None:
-    _LOG.error("some tasks did not end in time; exiting without them")
+    _LOG.error("some tasks did not end in time; the daemon exits without waiting for them")
 
 
 @contextlib.contextmanager
@@ -222,7 +223,9 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"another daemon uses the state directory {folder}; choose another by --state") from None
+            raise ConfigError(
+                f"another daemon uses the state directory {folder}; choose a different directory with --state"
+            ) from None
         yield
     finally:
         os.close(lock)

@@ -28,8 +28,9 @@ class MallocTrimmer:
         self._lowest, self._again = resident, 0
 
     def is_worth(self, resident: int) -> bool:
-        """Whether to trim: the memory, now `resident` bytes, is at least 16 MiB above its lowest value since the last
-        trimming. The result is also True for the three checks after such growth."""
+        """Whether to trim. `resident` is the memory of the process in bytes. The result is True if `resident` is at
+        least 16 MiB above the lowest value since the last trimming. The next three calls after such growth also return
+        True, because memory that was in use before may be free by then."""
         self._lowest = min(self._lowest, resident)
         if resident >= self._lowest + _WORTH:
             self._again = _AGAIN
@@ -38,7 +39,7 @@ class MallocTrimmer:
         return self._again >= 0
 
     def trimmed(self, resident: int) -> None:
-        """Record the memory, in bytes, that remains after trimming. It is in use, or cannot be returned."""
+        """Record the resident memory, in bytes, after trimming. This memory is in use, or cannot be returned."""
         self._lowest = resident
 
 

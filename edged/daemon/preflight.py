@@ -47,7 +47,7 @@ def _folders(config: Config) -> Iterator[Finding]:
     if config.cache:
         yield from ((("cache",), why) for why in _unwritable(locations.cache_dir(config)))
     if config.state and config.state == config.cache:
-        yield ("cache",), f"{config.cache} is also the directory for models; use another"
+        yield ("cache",), f"{config.cache} is also the directory for models ('state'); use another directory"
 
 
 def _unwritable(folder: File) -> Iterator[str]:
@@ -55,14 +55,14 @@ def _unwritable(folder: File) -> Iterator[str]:
     there = next(each for each in (folder, *folder.parents) if os.path.lexists(each) or each == each.parent)
     what = f"{folder}" if there == folder else f"{folder} does not exist and cannot be created: {there}"
     if not there.is_dir():
-        yield f"{what} is not a directory; use another"
+        yield f"{what} is not a directory; use another path"
         return
     try:
         with tempfile.TemporaryFile(dir=there):  # only a write proves that the folder is writable; the file has no name
             pass
     except OSError as error:
         why = f"cannot be written by user {os.geteuid()} ({error.strerror or error})"
-        yield f"{what} {why}; change its owner, or use another"
+        yield f"{what} {why}; change the owner, or use another directory"
 
 
 def _models(config: Config) -> Iterator[Finding]:
@@ -94,13 +94,13 @@ def _unreadable(path: File) -> Iterator[str]:
         yield f"{path} cannot be read: {error.strerror or error}; correct the path"
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        yield f"{path} is not a file or folder; name the file"
+        yield f"{path} is not a file or folder; name a model file"
     elif not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
-        yield f"{path} cannot be read by user {os.geteuid()}; change its permissions (chmod, chown), or use another"
+        yield f"{path} cannot be read by user {os.geteuid()}; change the permissions (chmod, chown)"
 
 
 def _access(config: Config) -> Iterator[Finding]:
-    """Check certificates and grants. Each message begins with the key that it is about."""
+    """Check certificates and grants. Each message begins with the configuration key that has the problem."""
     if config.tls.certificate:
         yield from _raised(lambda: tls.read(config.tls, time.time()))
     guarded = [*locations.addresses(config), *locations.guarded_http(config)]
@@ -118,7 +118,7 @@ def _raised(check: Callable[[], object], key: Path = ()) -> Iterator[Finding]:
 
 
 def _listeners(config: Config) -> Iterator[Finding]:
-    """Yield invalid addresses, and addresses that two listeners would share."""
+    """Yield a finding for each invalid address, and for each address that two listeners would share."""
     taken: list[tuple[Path, str, _Place]] = []
     for path, address, meaning in _addresses(config):
         try:
@@ -130,7 +130,7 @@ def _listeners(config: Config) -> Iterator[Finding]:
             yield from ((path, why) for why in _no_socket(File(found[0])))
         same = next((other for other, _, its in taken if _is_same(found, its)), None)
         if same is not None:
-            yield path, f"{address} is also the address of {'.'.join(same)}; choose another"
+            yield path, f"{address} is also the address of {'.'.join(same)}; choose a different address"
         taken.append((path, address, found))
 
 
@@ -159,7 +159,7 @@ def _addresses(config: Config) -> Iterator[tuple[Path, str, Callable[[str], _Pla
 
 
 def _grpc(address: str, config: Config) -> _Place:
-    """Parse an address for gRPC, which other machines may reach if it is secured."""
+    """Parse an address for gRPC. An address that other machines can reach must be secured."""
     policy.listener_policy(address, config.access, config.tls)
     return _socket(address, allow_remote=True)
 
@@ -182,13 +182,13 @@ def _no_socket(path: File) -> Iterator[str]:
     """Yield the reason if a socket cannot be created. An existing socket is no problem, because it may belong to a
     running daemon."""
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-        yield f"{path} exists and is not a socket; remove it or listen elsewhere"
+        yield f"{path} exists and is not a socket; remove the file, or listen elsewhere"
     elif not path.exists():
         yield from _unwritable(path.parent)
 
 
 def _is_same(one: _Place, other: _Place) -> bool:
-    """Whether two addresses conflict. Port 0 never does: the system replaces it with a free port."""
+    """Whether two addresses conflict. Addresses with port 0 never conflict: the system chooses a free port for each."""
     if one[1] != other[1] or (not one[1] and not one[0].startswith("/")):
         return False
     hosts = {one[0], other[0]}

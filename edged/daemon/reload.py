@@ -23,7 +23,7 @@ from edged.systemd import Notifier
 from edged.tasks import despite_cancelling
 
 _LOG = logging.getLogger("edged")
-_LATER = "it takes effect when the daemon is restarted"
+_LATER = "the change takes effect when the daemon is restarted"
 
 
 class Reloader:
@@ -56,9 +56,11 @@ class Reloader:
                 if not await self.reload():
                     _LOG.info("the configuration was read again: nothing changed")
             except EdgedError as error:
-                _LOG.error("cannot reload the configuration, the old one stays in force: %s", error)
+                _LOG.error("the configuration cannot be reloaded, and the old configuration stays in force: %s", error)
             except Exception:
-                _LOG.exception("reloading the configuration failed with an unexpected error")
+                _LOG.exception(
+                    "reloading the configuration failed with an unexpected error; some changes may not be in force"
+                )
 
     async def reload(self) -> tuple[Change, ...]:
         """Read the configuration again and return the result of each change.
@@ -66,11 +68,13 @@ class Reloader:
         Raises ConfigError if the configuration is invalid, and InvalidInput if the name of a model is invalid; in both
         cases nothing changes. Raises Refused if the daemon has no configuration file.
 
-        If the client goes away meanwhile, this task is cancelled, but the reload is completed. Otherwise an endpoint
-        that the reload closes and opens again could stay closed.
+        If this task is cancelled, for example because the client goes away, the reload still runs to its end. A reload
+        that ends early could leave an endpoint closed that it was about to open again.
         """
         if (read := self._read) is None:
-            raise Refused("this daemon was started without a configuration file; restart it with one to reload")
+            raise Refused(
+                "nothing can be reloaded: this daemon was started without a configuration file; restart it with a file"
+            )
         outcomes: list[Change] = []
 
         async def work() -> None:
@@ -95,8 +99,8 @@ class Reloader:
             return outcomes
 
     async def _make(self, change: Change, wanted: Config) -> Change:
-        """Apply one change and return it with its outcome. If it fails, the old value stays, and the next reload tries
-        again."""
+        """Apply one change, and return the change with its outcome. If the change cannot be applied, the old value
+        stays, and the next reload tries again."""
         problem = _LATER if RELOADS[change.key] is Reload.RESTART else ""
         if not problem:
             try:
@@ -167,7 +171,8 @@ class Reloader:
                 raise AssertionError(key)
 
     async def _listen(self, config: Config, grace: float) -> None:
-        """Open all new addresses, then close the removed ones. If an address cannot be opened, no address changes."""
+        """Open all new addresses, then close the removed addresses. If an address cannot be opened, the daemon keeps
+        exactly the old addresses."""
         wanted = locations.addresses(config)
         before = locations.addresses(self.config)
         opened: list[str] = []

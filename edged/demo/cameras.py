@@ -46,8 +46,8 @@ class DemoCamera(Source):
         self._pace = pace
 
     def truth(self, sequence: int) -> Sequence[Truth] | None:
-        """Return the ground truth of a frame by its number, from 1; None if unknown. Call this with increasing
-        numbers."""
+        """Return the ground truth of a frame; None if unknown. `sequence` is the number of the frame, from 1. Call this
+        with increasing numbers."""
 
     def interrupt(self) -> None:
         self._pace.stopped.set()

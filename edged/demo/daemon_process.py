@@ -92,7 +92,7 @@ class DaemonProcess:
 
 @contextlib.asynccontextmanager
 async def running(daemon: DaemonProcess) -> AsyncIterator[DaemonProcess]:
-    """Wait until the daemon listens, and stop it at the end."""
+    """Wait until the daemon listens, and yield it. Stop the daemon when the context ends."""
     try:
         await daemon.wait_until_listening()
         yield daemon

@@ -35,7 +35,7 @@ class Life:
 
     @property
     def served_s(self) -> float | None:
-        """When the serving engine first answered."""
+        """The time of the serving engine's first answer; None before it."""
         return self.first_by.get(self.serving.key) if self.serving else None
 
     @property
@@ -50,7 +50,7 @@ class Life:
         self.first_by.setdefault(key, now)
 
     def look(self, model: ModelInfo | None, engines: Iterable[EngineInfo], now: float) -> None:
-        """Record the daemon's current report."""
+        """Record what the daemon reports now about the model and its engines."""
         self.model, self.engines = model, tuple(engines)
         if not self.engines or any(engine.state in UNDER_WAY for engine in self.engines):
             self._quiet_since = None
@@ -58,8 +58,9 @@ class Life:
             self._quiet_since = now
 
     def is_settled(self, now: float) -> bool:
-        """Whether all builds have ended, and the fastest engine serves and has answered. If no faster engine was opened
-        for a minute, the serving engine counts as the fastest."""
+        """Whether all builds have ended, and the fastest engine serves and has answered. The daemon opens a faster
+        engine within a minute after the last build. Therefore, after this minute, the serving engine counts as the
+        fastest."""
         if self._quiet_since is None or self.served_s is None or self.serving is None:
             return False
         serving = self.serving
@@ -138,10 +139,10 @@ def outcome(engine: EngineInfo) -> str:
 
 
 def answering(life: Life, key: str, before: Life | None = None, *, brief: bool = False) -> str:
-    """Describe the first answer of an engine in a run; `brief` leaves out how it was built."""
+    """Describe the first answer of an engine in a run. With `brief`, leave out how the engine was built."""
     engine, keys = life.engine(key), list(life.first_by)
     if engine is None:
-        return f"answered by engine {key[:12]}, which is gone"
+        return f"answered by engine {key[:12]}, which no longer exists"
     if keys[0] != key:
         made = "" if brief else f"{_making(engine)} and "
         return f"{title(engine)} {made}swapped in: {_speed(engine)}"
@@ -152,7 +153,8 @@ def answering(life: Life, key: str, before: Life | None = None, *, brief: bool =
 
 
 def _is_decided(engine: EngineInfo) -> bool:
-    """Whether the engine's outcome is known. A reference serves before it is measured."""
+    """Whether the engine was built and measured, or failed, or was rejected. The reference serves before it is
+    measured, so an engine that serves without a measurement is not decided."""
     return engine.state in _OUTCOMES and (engine.state != "serving" or engine.latency_ms is not None)
 
 

@@ -16,7 +16,7 @@ from edged.demo.life import UNDER_WAY, Life, is_cache_hit, title
 from edged.shapes import Counts, Prediction, Truth, match
 
 IOU, SCORE = 0.5, 0.4
-"""The least overlap with the truth at which a detection is right, and the score below which it is ignored; 0..1."""
+"""The least IoU with the truth at which a detection is right, and the score below which a detection is ignored."""
 
 _WINDOW_S = 2.0  # seconds over which rates and ages on the screen are means
 
@@ -46,8 +46,8 @@ class CameraCounts:
         self._recent.append((self._clock(), age_ms))
 
     def lately(self) -> tuple[float, float | None]:
-        """Return the recent answers per second, and the mean of their ages in milliseconds, None if there were no
-        answers."""
+        """Return the number of answers per second in the last two seconds, and the mean of their ages in milliseconds.
+        Without answers, the mean is None."""
         now = self._clock()
         while self._recent and now - self._recent[0][0] > _WINDOW_S:
             self._recent.popleft()
@@ -74,8 +74,7 @@ class FrameCounts:
 
     @property
     def recall(self) -> float | None:
-        """The share of the figures in the pictures that were detected; None if the truth is unknown or no frame was
-        answered."""
+        """The share of the drawn figures that were detected; None if the truth is unknown or no frame was answered."""
         return self._counts.recall if self._counts is not None and self.ages else None
 
     def judge(self, predictions: Iterable[Prediction], truths: Sequence[Truth]) -> None:
@@ -100,10 +99,11 @@ class Report(msgspec.Struct, frozen=True):
 
     `seconds` is how long cameras streamed, before and after the restart; `fps` is the rate of answers of all cameras in
     that time. `p50_ms` and `p99_ms` are ages from capture to answer. `precision` and `recall` are None if the truth is
-    unknown. `first_answer_s` is from the first launch to the first answer of any engine. `cold_start_s` is from the
-    first launch, and `warm_start_s` from the second launch, to the first answer of the engine that served at the end.
-    `swaps` counts the swaps of both runs. `unfinished` names an engine that was still being built at the end; empty if
-    none was. `problems` has a line for each problem.
+    unknown. `first_answer_s` is the time from the first launch to the first answer of any engine. `cold_start_s` is a
+    time of the first run, and `warm_start_s` is the same time of the second run. Both times begin with the launch of
+    the run. They end with the first answer of the engine that served at the end of the run. `swaps` counts the swaps of
+    both runs. `unfinished` names an engine that was still being built at the end of the first run; empty if none was.
+    `problems` has a line for each problem.
     """
 
     cameras: int
@@ -137,8 +137,8 @@ class Outcome:
 
 
 def make_report(counts: FrameCounts, cold: Life, warm: Life, *, swap_due: bool) -> Report:
-    """Make the report of two runs of the daemon. `swap_due` means that an engine should be faster than the
-    reference."""
+    """Make the report of two runs of the daemon. `swap_due` means that an engine faster than the reference is expected.
+    Then it is a problem if an engine failed or was rejected and no engine was swapped in."""
     total = counts.totals()
     seconds = cold.streamed_s + warm.streamed_s
     serving = warm.serving or cold.serving
@@ -181,15 +181,15 @@ def _problems(counts: FrameCounts, cold: Life, warm: Life, swap_due: bool) -> li
     if swap_due and not cold.swaps and (why := _why_no_swap(cold)):
         found.append(f"no engine was swapped in: {why}")
     if not warm.problem and not _unfinished(cold) and not is_cache_hit(cold, warm):
-        found.append("after the restart the engine was not served from the store")
+        found.append("after the restart the daemon did not use the stored engine, or built a stored engine again")
     if counts.recall is not None and counts.recall < _LEAST_RECALL:
-        found.append(f"recall is {counts.recall:.3f}, below {_LEAST_RECALL:g}")
+        found.append(f"the recall of {counts.recall:.3f} is too low; it must be at least {_LEAST_RECALL:g}")
     return found
 
 
 def _why_no_swap(cold: Life) -> str:
-    """Return why no engine was swapped in: the first engine that failed or was rejected. Empty if there is no such
-    engine, or if the box only needs more time."""
+    """Return the first engine that failed or was rejected, and the reason; this explains why no engine was swapped in.
+    Return an empty text if there is no such engine, or if an engine was still being built."""
     broken = [f"{title(e)} {e.state}: {e.reason}" for e in cold.engines if e.state in ("failed", "rejected")]
     return "" if _unfinished(cold) or not broken else broken[0]
 

@@ -63,8 +63,8 @@ _HOPELESS = 20  # if so many frames fail before the first answer, the demo ends
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of a demo. `seconds` is the time of streaming before the restart. None means the embedded model,
-    drawn cameras, and no snapshot."""
+    """The options of a demo. `seconds` is the time of streaming before the restart. If `model` is None, the embedded
+    model is used. If `source` is None, the cameras show drawn scenes. If `snapshot` is None, no snapshot is written."""
 
     cameras: int
     seconds: float
@@ -164,8 +164,9 @@ class _Stage:
             await _end(cameras, streams)
 
     async def _open_page(self, client: AsyncClient) -> None:
-        """Show the page's address. The page has pictures only of cameras that the daemon opens itself. Therefore a demo
-        with known ground truth also adds such a camera."""
+        """Show the page's address. The page has pictures only of cameras that the daemon opens itself, but this process
+        opens the demo's cameras. Therefore a demo with the embedded model and drawn scenes adds a drawn camera to the
+        daemon."""
         if address := (await client.status()).page:
             self.view.page(address)
             if self.plan.is_judged:

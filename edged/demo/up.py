@@ -38,8 +38,8 @@ _CALL_S = 60.0
 @dataclass(frozen=True)
 class Plan:
     """The user's arguments. `model` is a file or the name of a model of the daemon; empty means the embedded model. An
-    empty `source` means a drawn scene; an empty `name` names the camera after its source. `settings` apply only to a
-    new model."""
+    empty `source` means a drawn scene. If `name` is empty, the camera is named after its source. `settings` apply only
+    to a new model."""
 
     model: str = ""
     source: str = ""
@@ -76,7 +76,7 @@ async def up(plan: Plan, output: Output) -> None:
         if status.page:
             output.page(status.page + (f"/#token={token}" if token else ""))
         else:
-            output.say("page     off; it needs listen of [page] in the daemon's configuration (docs/page.md)")
+            output.say("page     off; to use it, set 'listen' of [page] in the daemon's configuration (docs/page.md)")
         await _report(client, model, plan.camera, output)
 
 
@@ -159,7 +159,7 @@ async def _answers(address: str) -> bool:
 
 @contextlib.contextmanager
 def _token(settings: Config, state: Path) -> Iterator[str]:
-    """Yield a token with the roles read and operate for the page, and revoke it at the end."""
+    """Yield a token for the page, with the roles `read` and `operate`. Revoke the token at the end."""
     file = tokens.TokenFile(tokens_path(settings.access, state))
     token, secret = tokens.make(_TOKEN, parse_roles(["read", "operate"]), days=1)
     with contextlib.suppress(NotFound):  # left by a run that was killed
@@ -186,8 +186,8 @@ async def _add_model(client: AsyncClient, plan: Plan, output: Output) -> str:
     if not file.is_file():
         names = ", ".join(sorted(known)) or "none"
         raise InvalidInput(
-            f"{wanted!r} is neither a file nor a model of this box; its models: {names};"
-            " a camera is the second argument: edged up MODEL SOURCE"
+            f"{wanted!r} is neither a file nor a model of this box; the models of this box: {names};"
+            " if it is a camera, make it the second argument: edged up MODEL SOURCE"
         )
     name = model_name(file) if wanted else _EMBEDDED
     package = await asyncio.to_thread(Package.of, name, file, plan.settings)
@@ -195,7 +195,7 @@ async def _add_model(client: AsyncClient, plan: Plan, output: Output) -> str:
         digest = await asyncio.to_thread(model_digest, file, [relative for relative, _ in package.files[1:]])
         if known[name].digest != digest:
             how = f"edged models add {name} {file} --replace"
-            raise InvalidInput(f"this box has another model {name}; to replace it: {how}")
+            raise InvalidInput(f"this box has a different model named {name}; to replace that model: {how}")
         output.say(f"model    {name}, which this box already has")
         return name
     output.show(f"examining {file.name}")
@@ -229,7 +229,7 @@ async def _report(client: AsyncClient, model: str, camera: str, output: Output) 
         now = time.monotonic() - began
         found = next((each for each in models if each.name == model), None)
         if found is not None and found.state in ("refused", "failed"):
-            raise EdgedError(f"model {model}: {found.reason}")
+            raise EdgedError(f"model {model} cannot be served: {found.reason}")
         if story is None:
             before.look(found, engines, now)
             is_new = all(each.created_unix_s <= 0 for each in engines)

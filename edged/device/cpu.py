@@ -1,6 +1,7 @@
 """Facts `cpu.*` from `/proc/cpuinfo` of x86 and ARM Linux (formats: the kernel's `arch/{x86,arm64}/kernel/`).
 
-Only constants are read: no clock speeds, no microcode, and not the serial number that some boards print.
+Clock speeds and the microcode's version are not read, because they change. The serial number that some boards print is
+not read, because it would identify the owner's board.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def saturates(facts: Mapping[str, str]) -> bool:
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Read the facts `cpu.arch vendor model signature isa features cores threads`, as far as the file has them."""
+    """Read the facts `cpu.*` that the file has: arch, vendor, model, signature, isa, features, cores and threads."""
     found = facts(parse(root.read(CPUINFO, _LIMIT) or ""))
     if root.is_live:
         # Under emulation cpuinfo may be the host's; libraries must match the architecture of this interpreter.

@@ -7,8 +7,8 @@ little endian, as n-eiling/cuda-fatbin-decompression describes it and onnxruntim
     entry       u16 kind (1: PTX, 2: machine code), u16, u32 size of this header, u64 size of the content that follows,
                 8 bytes, u16 minor, u16 major, u32 architecture (87 for compute capability 8.7), 8 bytes, u64 flags
 
-The content may be compressed; the headers never are. A library has some hundred containers in hundreds of megabytes, of
-which only the headers are read.
+The content may be compressed; the headers never are. Only the headers are read, because the containers of a library
+take hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _entries(file: int) -> Iterator[tuple[int, int, bool]]:
 
 
 def _sections(file: int) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of each section with kernels in a 64-bit ELF file."""
+    """Yield the start and the end of each section with kernels in a 64-bit ELF file."""
     magic, bits, order, table, size, count, names_at = _ELF.unpack(os.pread(file, _ELF.size, 0))
     if (magic, bits, order, size) != (b"\x7fELF", _64_BITS, _LITTLE_ENDIAN, 64) or count > _MOST_SECTIONS:
         return
@@ -96,7 +96,8 @@ _NAME = re.compile(r"(sm|ptx)_([0-9]{1,2})([0-9])(a?)")
 
 
 def runs_on(names: str, capability: str) -> bool:
-    """Whether a library with this code (`code`, joined with spaces) has kernels for a GPU of this compute capability.
+    """Whether a library has kernels for a GPU of this compute capability. `names` is what the function `code` returns
+    for the library, joined with spaces.
 
     Machine code runs on GPUs with the same major number and the same or a higher minor number. But if the code or the
     GPU is of a SoC, both numbers must be the same. PTX runs on its own capability and all later ones. Code whose name

@@ -39,7 +39,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """The facts by name, sorted by name."""
+    """The facts of a box: values by name, sorted by name."""
 
     facts: dict[str, str] = {}
 
@@ -48,11 +48,11 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 of all facts, 64 hex digits."""
+        """The SHA-256 of all facts, 64 hexadecimal digits."""
         return hashlib.sha256(_DIGEST_FORMAT + msgspec.json.encode(self.facts)).hexdigest()
 
     def diff(self, other: Fingerprint) -> tuple[Change, ...]:
-        """Return the changes from this fingerprint to `other`, by name."""
+        """Return the changes from this fingerprint to `other`, sorted by name."""
         names = sorted(self.facts.keys() | other.facts.keys())
         changes = (Change(name, self.facts.get(name), other.facts.get(name)) for name in names)
         return tuple(change for change in changes if change.old != change.new)
@@ -90,7 +90,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 def devices(fingerprint: Fingerprint) -> tuple[Device, ...]:
-    """Return the devices that the facts describe: the CPU, then NVIDIA and Intel devices by number."""
+    """Return the devices that the facts describe: the CPU, then NVIDIA's, then Intel's, each kind sorted by number."""
     return (_cpu(fingerprint), *_cuda(fingerprint), *_intel(fingerprint))
 
 

@@ -43,7 +43,8 @@ def probe(root: Root) -> dict[str, str]:
 
 
 def addresses(root: Root, kind: str) -> list[str]:
-    """Return the PCI addresses of the "intel-gpu" or "intel-npu" devices by number; empty for another kind."""
+    """Return the PCI addresses of all devices of a kind, "intel-gpu" or "intel-npu", in the order of their numbers;
+    empty for another kind."""
     return sorted(_found(root, _NODES[kind])) if kind in _NODES else []
 
 
@@ -57,7 +58,7 @@ def _devices(root: Root, pattern: str, prefix: str) -> dict[str, str]:
 
 
 def _found(root: Root, pattern: str) -> dict[str, dict[str, str]]:
-    """Return the facts of each device by PCI address, or by the node's name if sysfs has no address."""
+    """Return the facts of each device. The key is its PCI address, or the node's name if sysfs has no address."""
     found: dict[str, dict[str, str]] = {}
     for path in root.glob(f"{pattern}/device/vendor"):
         node, device = path.split("/")[3], path.removesuffix("/vendor")

@@ -27,8 +27,8 @@ _NVPMODEL_SECONDS = 2.0
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Read the facts `jetson.l4t model module soc power_mode`, and the facts of the GPU that the SoC implies; empty on
-    other boxes."""
+    """Read the facts `jetson.l4t`, `.model`, `.module`, `.soc` and `.power_mode`, and the facts of the GPU in the SoC;
+    empty on other boxes."""
     l4t = _l4t(root)
     compatible = root.strings("proc/device-tree/compatible")
     soc = _soc(root, compatible)
@@ -91,13 +91,14 @@ def _gpu(root: Root, soc: str) -> dict[str, str]:
 
 
 def _fitted_mb(total: int) -> int:
-    """Return the installed memory: the next power of two, because each L4T reserves a different part for the kernel."""
+    """Return the installed memory in MiB, which is the next power of two above `total`. `total` is the memory that the
+    kernel manages. Each release of L4T reserves a different part of the installed memory for other uses."""
     return 1 << (total - 1).bit_length()
 
 
 def _power_mode(root: Root) -> str:
-    """Return the name of the power mode, such as `MAXN_SUPER`. On the box itself ask nvpmodel first; otherwise, or
-    without an answer, read its files."""
+    """Return the name of the power mode, such as `MAXN_SUPER`. On the box itself, ask nvpmodel first. On a recorded
+    box, or if nvpmodel does not answer, read its files."""
     return (_asked_mode(root) if root.is_live else "") or _stored_mode(root)
 
 

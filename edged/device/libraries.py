@@ -28,8 +28,8 @@ def system_version(root: Root, name: str) -> str | None:
 
 
 def newest(root: Root, patterns: Iterable[str]) -> str | None:
-    """Return the highest version in the names of the files that match a pattern, following links. Patterns are tried in
-    order. The first pattern that finds a version is used."""
+    """Return the highest version in the names of files. Patterns are tried in order; the first pattern whose files have
+    a version is used. If a file is a link, the name of its target counts."""
     for pattern in patterns:
         names = (root.real_name(path) or "" for path in root.glob(pattern))
         versions = [match[1] for match in map(_SO_VERSION.search, names) if match]
@@ -47,7 +47,7 @@ def marked_version(root: Root, path: str) -> str | None:
 
 
 def as_numbers(version: str) -> tuple[int, ...]:
-    """Return a version as numbers, `"10.3.0"` -> `(10, 3, 0)`, so that 10 sorts after 9."""
+    """Return a version as numbers, so that 10 sorts after 9: `(10, 3, 0)` for `"10.3.0"`."""
     return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version))
 
 
@@ -56,7 +56,8 @@ _STATUS_LIMIT = 32 << 20  # bytes; the file of a desktop has a few MB
 
 
 def package_versions(root: Root, names: Iterable[str]) -> dict[str, str]:
-    """Return package -> version as dpkg writes it (`10.3.0.30-1+cuda12.5`), for those of `names` that are installed."""
+    """Return the versions of the installed packages among `names`, by package, as dpkg writes them:
+    `10.3.0.30-1+cuda12.5`."""
     text = root.read(STATUS, _STATUS_LIMIT) or ""
     found = {}
     for name in names:
@@ -70,7 +71,7 @@ def package_versions(root: Root, names: Iterable[str]) -> dict[str, str]:
 
 
 def upstream(version: str) -> str:
-    """Return a version without Debian's epoch and revision: `2:1.3.29735-1~22.04` -> `1.3.29735`."""
+    """Return a version without Debian's epoch and revision: `1.3.29735` for `2:1.3.29735-1~22.04`."""
     without_epoch = version.partition(":")[2] or version
     return without_epoch.rpartition("-")[0] or without_epoch
 

@@ -21,8 +21,8 @@ class Ticks(msgspec.Struct, frozen=True):
     total: int = 0
 
     def share_since(self, earlier: Ticks) -> float:
-        """Return the fraction of the time since an earlier reading, 0 to 1, in which the processors worked; 0 if no
-        time has passed."""
+        """Return the share of time, from 0 to 1, that the processors worked since the ticks `earlier` were read; 0 if
+        no time has passed."""
         total = self.total - earlier.total
         return min(1.0, max(0.0, (self.busy - earlier.busy) / total)) if total > 0 else 0.0
 

@@ -6,11 +6,14 @@ Sources: `/proc/driver/nvidia` (the driver's README, "The /proc Interface"), the
 GPUs are numbered by PCI address, as in NVML, and in CUDA after `use_pci_order`. The address distinguishes equal cards.
 The UUID is not a fact, because it would identify the owner's card.
 
-/proc and NVML ignore CUDA_VISIBLE_DEVICES, but CUDA counts only the GPUs that the variable allows, from 0. So on the
-running system hidden GPUs are left out of the facts, but visible GPUs keep their numbers. A process that uses CUDA
-must call `use_pci_order` before CUDA reads the variable. Numbers in the variable count by PCI address, as in
-`nvidia-smi`; UUIDs may be abbreviated. As in CUDA, the first entry that does not name a GPU (such as -1) ends the
-variable's list. The name of a MIG device counts as such an entry, because the device's facts are not available.
+/proc and NVML list all GPUs, whatever CUDA_VISIBLE_DEVICES says. So on the running system, `probe` leaves out the facts
+of GPUs that the variable hides. The visible GPUs keep their numbers among all GPUs. CUDA itself would number only the
+visible GPUs, from 0. So a process that uses CUDA must call `use_pci_order` before CUDA reads the variable. CUDA then
+has the same numbers as the facts.
+
+Numbers in the variable count GPUs by PCI address, as in `nvidia-smi`; UUIDs may be abbreviated. As in CUDA, the first
+entry that does not name a GPU (such as -1) ends the variable's list. The name of a MIG device counts as such an entry,
+because the device's facts are not available.
 """
 
 from __future__ import annotations
@@ -32,8 +35,12 @@ _JETSON = "usr/lib/aarch64-linux-gnu/nvidia/libnvidia-ptxjitcompiler.so"
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Read `nvidia.kernel_module` (loaded), `nvidia.driver` (on disk), `nvidia.state` (if not normal), `cuda.driver`,
-    and the facts `gpu.N.*` of each GPU."""
+    """Read the facts of the driver and of the GPUs.
+
+    `nvidia.kernel_module` is the version of the loaded kernel module. `nvidia.driver` is the version of the driver on
+    disk. `nvidia.state` is a problem of the driver, and absent if there is none. `cuda.driver` is the newest version of
+    CUDA that the driver supports. `gpu.N.*` are the facts of each GPU.
+    """
     match = _MODULE.search(root.read(_MODULE_VERSION) or "")
     module = match[1] if match else ""
     driver = _driver_on_disk(root)
@@ -55,18 +62,18 @@ def probe(root: Root) -> dict[str, str]:
 
 
 def addresses(root: Root) -> list[str]:
-    """Return the PCI addresses of all GPUs, including hidden ones, by number."""
+    """Return the PCI addresses of all GPUs, also of hidden GPUs, in the order of their numbers."""
     return sorted(listed(root).keys() | _reading(root, has_driver=True).gpus.keys())
 
 
 def listed(root: Root) -> dict[str, str]:
-    """Return PCI address -> name, from `gpus/*/information` ("Model: ..."), without excluded GPUs, which CUDA does not
-    see."""
+    """Return a mapping from PCI address to name, from `gpus/*/information` ("Model: ..."). Excluded GPUs, which CUDA
+    does not see, are left out."""
     return _fields(root, "Model")
 
 
 def _fields(root: Root, wanted: str) -> dict[str, str]:
-    """Return PCI address -> value of the field `wanted`."""
+    """Return a mapping from each GPU's PCI address to the value of its field `wanted`."""
     gpus = {}
     for path in root.glob("proc/driver/nvidia/gpus/*/information"):
         pairs = (line.partition(":") for line in (root.read(path) or "").split("\n"))
@@ -99,8 +106,8 @@ _NAMES_GPU = re.compile(r"[0-9]+|(?i:GPU-[0-9a-f-]+)")
 
 
 def use_pci_order() -> None:
-    """Make CUDA see all GPUs, numbered by PCI address, or no GPU if CUDA_VISIBLE_DEVICES names none. Call this before
-    CUDA is initialised."""
+    """Make CUDA number all GPUs by PCI address, including GPUs that CUDA_VISIBLE_DEVICES hides. But if the variable is
+    set and names no GPU, CUDA sees no GPU. Call this function before CUDA is initialised."""
     # By default CUDA's numbers begin with the fastest device.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     value = os.environ.pop(_VARIABLE, None)

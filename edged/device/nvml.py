@@ -66,7 +66,7 @@ class _Memory(ctypes.Structure):  # nvmlMemory_t, bytes
 
 
 def read(name: str = _LIBRARY) -> Reading:
-    """Query NVML; empty if the driver's library is not installed."""
+    """Query NVML. The reading is empty if the driver's library is not installed."""
     try:
         library = ctypes.CDLL(name)
     except OSError:
@@ -86,7 +86,7 @@ def recorded(root: Root) -> Reading:
 
 
 def ask(library: Any) -> Reading:
-    """Query an open library."""
+    """Query NVML through its open library."""
     error = _code(library, "nvmlInit_v2")
     if error == _LIBRARY_NOT_FOUND:
         return Reading()
@@ -104,8 +104,8 @@ def ask(library: Any) -> Reading:
 
 
 def _gpus(library: Any) -> dict[str, Gpu]:
-    """Return GPUs by PCI address. GPUs without an address are left out: they are part of a SoC, and the device tree
-    describes them."""
+    """Return a mapping from PCI address to GPU. GPUs without an address are left out: they are part of a SoC, which the
+    device tree describes."""
     gpus = {}
     for index in range(_number(library, "nvmlDeviceGetCount_v2")):
         device, pci = ctypes.c_void_p(), _PciInfo()

@@ -35,7 +35,7 @@ class Root:
         return self._top == "/"
 
     def read(self, rel: str, limit: int = DEFAULT_LIMIT) -> str | None:
-        """Return the text of a regular file of at most `limit` bytes, without trailing NULs, or None."""
+        """Return the text of a regular file without trailing NULs; None if it is unreadable or above `limit` bytes."""
         try:
             data = self._read_bytes(rel, limit)
             return None if data is None else data.decode("utf-8").rstrip("\0")
@@ -65,14 +65,14 @@ class Root:
         return tuple(part for part in (self.read(rel) or "").split("\0") if part)
 
     def status(self, rel: str) -> os.stat_result | None:
-        """Return owner, mode and type of the path, links followed; None if it is missing or not accessible."""
+        """Return owner, mode and type of a path, following links; None if the path is missing or not accessible."""
         try:
             return os.stat(self._locate(rel))
         except _UNREADABLE:
             return None
 
     def exists(self, rel: str) -> bool:
-        """Whether the path exists, links followed."""
+        """Whether a path exists. Links are followed."""
         return self.status(rel) is not None
 
     def real_name(self, rel: str) -> str | None:
@@ -118,7 +118,7 @@ class Root:
         return None if len(data) > limit else data
 
     def _open(self, rel: str) -> BinaryIO | None:
-        """Open a file; None if it is not a regular one."""
+        """Open a file; None if it is not a regular file."""
         path = self._locate(rel)
         # The type is checked before opening: opening a FIFO blocks, and opening a device can have side effects.
         if not stat.S_ISREG(os.stat(path).st_mode):

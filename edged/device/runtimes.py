@@ -88,7 +88,8 @@ def _provider_code(root: Root) -> str:
 
 
 def _distributions(root: Root) -> dict[str, str]:
-    """Return normalised name -> version of the known distributions; the first one on the path counts, as in imports."""
+    """Return a mapping from the normalised name of each known distribution to its version. If several folders of
+    Python's search path have a copy, the copy in the first of these folders counts, as in imports."""
     found: dict[str, str] = {}
     for directory in _directories(root):
         for path in root.glob(f"{directory}/*-info"):
@@ -150,7 +151,7 @@ def _tensorrt(root: Root, installed: Mapping[str, str]) -> str:
 
 
 def _marked(root: Root, directories: Iterable[str], pattern: str) -> str | None:
-    """Return the version symbol of the first library that matches."""
+    """Return the version in the symbol of the first library that matches."""
     for directory in directories:
         for path in root.glob(f"{directory}/{pattern}"):
             return libraries.marked_version(root, path)

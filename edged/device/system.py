@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Read total memory in MiB, limits of the daemon's cgroup if they are lower, versions, and board name."""
+    """Read the memory in MiB, versions, the board's name, and the limits of the daemon's cgroup if they are lower."""
     return {
         **_os(root),
         **_limits(root, total_memory_mb(root)),
@@ -66,7 +66,7 @@ def _limits(root: Root, total_mb: int) -> dict[str, str]:
 
 
 def _values(root: Root, controller: str, *names: str) -> Iterator[str]:
-    """Yield the limits in the files `names` of our cgroup and all above it. Files with "max" or -1 set no limit."""
+    """Yield the limits in the files `names` of our cgroup and of all cgroups above it. "max" or -1 is no limit."""
     for directory in _directories(root, controller):
         for name in names:
             text = (root.read(f"{directory}/{name}") or "").strip()
@@ -75,7 +75,7 @@ def _values(root: Root, controller: str, *names: str) -> Iterator[str]:
 
 
 def _quotas_v2(root: Root) -> Iterator[float]:
-    """Yield quotas in CPUs from `cpu.max`, "quota period" in microseconds: 150000 100000 is 1.5 CPUs."""
+    """Yield quotas in CPUs. `cpu.max` has a quota and a period in microseconds; `150000 100000` means 1.5 CPUs."""
     for directory in _directories(root, "cpu"):
         match = re.match(r"([0-9]{1,15}) ([1-9][0-9]{0,14})\b", root.read(f"{directory}/cpu.max") or "")
         if match:
@@ -93,8 +93,8 @@ def _quotas_v1(root: Root) -> Iterator[float]:
 def _directories(root: Root, controller: str) -> Iterator[str]:
     """Yield the directories of our cgroup and of those above it that may hold the files of a controller, v1 and v2.
 
-    `/proc/self/cgroup` has lines `id:controllers:path`; the line of v2 has no controller. In a container the path may
-    be a path of the host. Then the container has only the directories above this path.
+    `/proc/self/cgroup` has lines `id:controllers:path`; the line of v2 has no controller. In a container, the path may
+    be a path of the host. Then only some of the directories above this path exist in the container.
     """
     for line in (root.read("proc/self/cgroup") or "0::/").splitlines():
         _, _, rest = line.partition(":")
@@ -115,8 +115,8 @@ def _upwards(mount: str, parts: list[str]) -> Iterator[str]:
 
 
 def _libc(root: Root) -> str:
-    """Return the C library, such as `glibc 2.36`, because wheels are tagged with the oldest version that they
-    support."""
+    """Return the name and version of the C library, such as `glibc 2.36`; empty if unknown. The version decides which
+    wheels can be installed."""
     if root.is_live:
         return _confstr("CS_GNU_LIBC_VERSION") or ""  # None if the libc is not glibc
     version = package_versions(root, ["libc6"]).get("libc6", "")
@@ -131,8 +131,8 @@ def _confstr(name: str) -> str | None:
 
 
 def _python(root: Root) -> str:
-    """Return the interpreter's version, such as `3.11`, or the newest in a recorded tree. Two numbers select a
-    wheel."""
+    """Return the first two numbers of the interpreter's version, such as `3.11`. Wheels do not depend on the third
+    number. In a recorded tree, return the version of the tree's newest interpreter."""
     if root.is_live:
         return ".".join(platform.python_version_tuple()[:2])
     found = [path.rpartition("python")[2] for path in root.glob("usr/lib/python3.[0-9]*")]

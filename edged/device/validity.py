@@ -110,15 +110,16 @@ _DRIVER = re.compile(
 
 
 def is_driver(fact: str) -> bool:
-    """Whether an engine is first tested, and not rebuilt at once, if only facts of this kind have changed."""
+    """Whether a fact is about a driver or the processor's model. If only such facts changed, engines are not rebuilt at
+    once: they are tested first."""
     return _DRIVER.fullmatch(fact) is not None
 
 
 def relevant(backend: str, device_kind: str, index: int = 0) -> tuple[str, ...]:
-    """Return the names of the facts that this backend's engines for device `index` of a kind depend on.
+    """Return the names of the facts that a backend's engines depend on, for device `index` of a kind.
 
-    In the key, a fact that the box lacks has the value "absent". Only the null backend depends on no facts. Raises
-    Unsupported if the backend builds no engines for devices of this kind.
+    In an engine's key, a fact that the box lacks has the value "absent". Only engines of the null backend depend on no
+    facts. Raises Unsupported if the backend builds no engines for devices of this kind.
     """
     if backend == "null":
         return ()

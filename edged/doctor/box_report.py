@@ -62,7 +62,7 @@ class BoxReport(msgspec.Struct, frozen=True):
 
     @property
     def failures(self) -> tuple[Check, ...]:
-        """The checks that found something wrong."""
+        """The checks with the result `wrong`."""
         return tuple(check for check in (*self.self_check, *self.doctor) if check.result is Result.WRONG)
 
 
@@ -150,10 +150,11 @@ def read(text: str) -> BoxReport:
     try:
         found = msgspec.json.decode(block[1] if block else text, type=ready(BoxReport))
     except NOT_JSON as error:
-        raise InvalidInput(f"this is not a complete report of edged: {explain(error)}") from error
+        raise InvalidInput(f"the text is not a complete report of edged: {explain(error)}") from error
     if found.format != FORMAT:
         raise InvalidInput(
-            f"the report has format {found.format}, but this edged reads only {FORMAT}; use the version that made it"
+            f"the report has format {found.format}, but this edged reads only format {FORMAT};"
+            " use the version of edged that made the report"
         )
     return found
 

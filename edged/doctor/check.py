@@ -129,12 +129,12 @@ class Report(msgspec.Struct, frozen=True):
     left_out: tuple[str, ...] = ()
 
     def is_ok(self, *, strict: bool = False) -> bool:
-        """Whether no check is wrong; with `strict` warnings count as wrong. Unknown results never count as wrong."""
+        """Whether no check has the result `wrong` or, with `strict`, `warning`. The result `unknown` is allowed."""
         bad = (Result.WRONG, Result.WARNING) if strict else (Result.WRONG,)
         return not any(check.result in bad for check in self.checks)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of checks by result."""
+        """Return how many checks have each result."""
         return {result.value: sum(check.result is result for check in self.checks) for result in Result}
 
 
@@ -203,7 +203,7 @@ class Examination:
         try:
             return await asyncio.wait_for(step.ask(), step.seconds)
         except asyncio.TimeoutError:
-            return [step.unknown(f"it did not answer within {step.seconds:g} s")]
+            return [step.unknown(f"the check did not finish within {step.seconds:g} s")]
         except EdgedError as error:
             return [step.unknown(str(error))]
         except Exception as error:  # a failed check must not end the others

@@ -1,4 +1,5 @@
-"""Checks of the daemon: whether it answers, has this program's version, has its host processes, and raises alarms."""
+"""Checks of the daemon. They find out whether the daemon answers, whether it has this program's version, whether each
+serving backend has a host process, and which alarms are raised."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ class DaemonState(msgspec.Struct, frozen=True):
 
 
 class Socket(msgspec.Struct, frozen=True):
-    """The daemon's socket. `pid` is the listening process, None if the kernel does not report it. `refusal` is why
-    connecting to the socket fails."""
+    """The daemon's socket. `pid` is the listening process, None if the kernel does not report it. `refusal` says why
+    connecting to the socket fails; empty if it succeeds."""
 
     path: str
     exists: bool
@@ -76,36 +77,37 @@ class Socket(msgspec.Struct, frozen=True):
 
 
 def silence(target: str, error: EdgedError, known: Socket | None, *, is_named: bool) -> Check:
-    """Check a daemon that does not answer: wrong if the user named it or its socket exists, otherwise unknown."""
+    """Return the check of a daemon that does not answer. The result is `wrong` if the user named the daemon or if its
+    socket exists. Otherwise the result is `unknown`."""
     if known is not None and "ermission" in known.refusal:
-        message = f"this user may not connect to {known.path}"
-        return wrong(Name.DAEMON, message, f"join the group of the socket (stat {known.path} shows it)", target)
+        message = f"this user has no permission to connect to {known.path}"
+        return wrong(Name.DAEMON, message, f"join the socket's group; to see its name: stat -c %G {known.path}", target)
     if not is_named and (known is None or not known.exists):
-        return unknown(Name.DAEMON, "no daemon runs on the default socket", target, "start one: edged serve")
+        return unknown(Name.DAEMON, "no daemon runs on the default socket", target, "start the daemon: edged serve")
     if address.is_here(target):
-        remedy = "start it: systemctl start edged, or edged serve; its log may say why it ended: edged logs"
+        remedy = "start the daemon: systemctl start edged, or edged serve; to see why the daemon ended: edged logs"
     else:
-        remedy = "check that the box is up, its edged listens at that address and its firewall allows this machine"
+        remedy = "check that the box is up, that edged listens at this address there, and that no firewall blocks it"
     return wrong(Name.DAEMON, str(error), remedy, target)
 
 
 def status(state: DaemonState, target: str) -> Iterator[Check]:
     """Check a daemon's report: version, pause, and each of its alarms."""
     reported = state.status
-    yield ok(Name.DAEMON, f"it answers; {reported.serving} of {reported.models} models serve", target)
+    yield ok(Name.DAEMON, f"the daemon answers; {reported.serving} of {reported.models} models serve", target)
     if reported.version == __version__:
-        yield ok(Name.DAEMON_VERSION, f"the daemon and this program are {__version__}")
+        yield ok(Name.DAEMON_VERSION, f"the daemon and this program both have version {__version__}")
     else:
-        message = f"the daemon is edged {reported.version} and this program {__version__}"
+        message = f"the daemon has version {reported.version}, but this program has version {__version__}"
         yield warning(Name.DAEMON_VERSION, message, "restart the daemon: systemctl restart edged")
     if reported.paused:
-        remedy = "see the checks state_folder, cache_folder and disk_space"
+        remedy = "see the results of the checks state_folder, cache_folder and disk_space"
         yield wrong(Name.DAEMON, reported.paused, remedy, target)
     yield from alarms(reported.alarms)
 
 
 def alarms(raised: Collection[AlarmInfo]) -> Iterator[Check]:
-    """Check alarms: each raised alarm is wrong."""
+    """Yield a check with the result `wrong` for each raised alarm. Without alarms, yield one check that is `ok`."""
     for alarm in raised:
         about = " ".join(filter(None, (alarm.kind, alarm.model, alarm.engine[:12])))
         command = f"edged models show {alarm.model}" if alarm.model else "edged status"
@@ -118,10 +120,10 @@ def facts(of_daemon: DeviceInfo, here: Fingerprint) -> Check:
     """Check whether a daemon on this machine knows the box's current facts."""
     changes = Fingerprint(of_daemon.facts).diff(here)
     if not changes:
-        return ok(Name.DAEMON_FACTS, "the daemon knows the box's current facts")
+        return ok(Name.DAEMON_FACTS, "the daemon knows the box's current drivers, libraries and devices")
     more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
-    message = f"the daemon's facts of the box differ: {'; '.join(map(str, changes[:2]))}{more}"
-    remedy = "edged device refresh; if that does not help, the daemon and this program run in different environments"
+    message = f"the daemon's facts about the box are not current: {'; '.join(map(str, changes[:2]))}{more}"
+    remedy = "run: edged device refresh; if facts still differ, the daemon and this program have different environments"
     return warning(Name.DAEMON_FACTS, message, remedy)
 
 
@@ -130,13 +132,13 @@ def connections(known: Socket | None, target: str) -> Check:
     if known is None:
         return unknown(Name.SOCKET, "not applicable: the daemon is reached over the network", target)
     if known.refusal:
-        remedy = "start the daemon; if it runs, remove the socket and restart it"
+        remedy = "start the daemon; if the daemon runs already, remove the socket and restart the daemon"
         return wrong(Name.SOCKET, f"cannot connect to {known.path}: {known.refusal}", remedy, known.path)
     if not stat.S_ISSOCK(known.mode):
-        return wrong(Name.SOCKET, "it is not a socket", f"rm {known.path}, and restart the daemon", known.path)
-    message = f"mode {stat.S_IMODE(known.mode):o}"
+        return wrong(Name.SOCKET, "the file is not a socket", f"rm {known.path}, and restart the daemon", known.path)
+    message = f"the socket has mode {stat.S_IMODE(known.mode):o}"
     if known.mode & stat.S_IWOTH and not _is_private(Path(known.path).parent):
-        message += ": every user of this machine may connect"
+        message += ": every user of this machine can connect"
         return warning(Name.SOCKET, message, f"chmod o-w {known.path}", known.path)
     return ok(Name.SOCKET, message, known.path)
 
@@ -150,7 +152,8 @@ def _is_private(folder: Path) -> bool:
 
 
 def find_hosts(root: Root, daemon: int) -> Counter[str] | None:
-    """Return the number of a daemon's host processes by backend; None if its processes cannot be seen."""
+    """Return the number of host processes of each backend; None if processes cannot be seen. `daemon` is the daemon's
+    process id."""
     if not root.exists(f"proc/{daemon}/cmdline"):
         return None
     # Every argument ends with NUL, also the last one.
@@ -159,7 +162,7 @@ def find_hosts(root: Root, daemon: int) -> Counter[str] | None:
 
 
 def hosts(found: Mapping[str, int] | None, models: Iterable[ModelInfo]) -> Iterator[Check]:
-    """Check that each serving backend has a host process. `found` is None if processes cannot be seen."""
+    """Check that each serving backend has a host process. `found` is the result of `find_hosts`."""
     needed: dict[str, list[str]] = {}
     for model in models:
         if model.state == "ready" and model.backend and not model.family.startswith(LANGUAGE):
@@ -167,11 +170,11 @@ def hosts(found: Mapping[str, int] | None, models: Iterable[ModelInfo]) -> Itera
     if found is None:
         yield unknown(Name.HOSTS, "the daemon's processes cannot be seen from here")
     elif not needed:
-        yield ok(Name.HOSTS, "no host is needed, since no model serves")
+        yield ok(Name.HOSTS, "no engine host is needed, because no model serves")
     else:
         for backend, names in needed.items():
             if found.get(backend):
-                yield ok(Name.HOSTS, f"{found[backend]} running, for {', '.join(names)}", backend)
+                yield ok(Name.HOSTS, f"engine hosts running: {found[backend]}, for {', '.join(names)}", backend)
             else:
-                message = f"no host of {backend} runs, but {', '.join(names)} need it"
+                message = f"no engine host of {backend} runs, but these models need one: {', '.join(names)}"
                 yield wrong(Name.HOSTS, message, "see the daemon's log: edged logs", backend)

@@ -19,8 +19,9 @@ _OTHERS_SEEN = 2000  # entries whose owners are checked
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """A folder's facts. `refusal` is why it cannot be written; `others` counts entries of other owners. If the folder
-    does not exist, the other facts are about the nearest existing folder above it."""
+    """A folder's facts. `refusal` says why the folder cannot be written; it is empty if the folder can be written.
+    `others` counts the entries in the folder that have another owner. If the folder does not exist, the facts except
+    `path` and `exists` are about the nearest existing folder above it."""
 
     path: str
     exists: bool
@@ -82,27 +83,27 @@ def ownership(name: Name, folder: Folder, daemon_uid: int | None) -> Iterator[Ch
     owner = user_name(folder.uid)
     if folder.refusal:
         what = "cannot be written" if folder.exists else "does not exist and cannot be created"
-        remedy = "mount it writable, give it to the user that runs edged (chown), or name another folder"
-        yield wrong(name, f"it {what}: {folder.refusal}", remedy, folder.path)
+        remedy = "make the disk writable, give the folder to the user that runs edged (chown), or name another folder"
+        yield wrong(name, f"the folder {what}: {folder.refusal}", remedy, folder.path)
     elif not folder.exists:
-        yield ok(name, "it does not exist yet and can be created", folder.path)
+        yield ok(name, "the folder does not exist yet and can be created", folder.path)
     elif daemon_uid not in (None, 0, folder.uid):
         user = user_name(daemon_uid or 0)
-        message = f"it belongs to {owner}, but the daemon runs as {user}"
+        message = f"the folder belongs to {owner}, but the daemon runs as {user}"
         yield wrong(name, message, f"chown -R {user} {folder.path}", folder.path)
     elif folder.others:
-        message = f"{folder.others} entries do not belong to {owner}, the owner of the folder"
+        message = f"{folder.others} entries in the folder do not belong to {owner}, the owner of the folder"
         yield warning(name, message, f"chown -R {owner} {folder.path}", folder.path)
     else:
-        yield ok(name, f"it can be written and belongs to {owner}", folder.path)
+        yield ok(name, f"the folder can be written and belongs to {owner}", folder.path)
 
 
 def space(folder: Folder, engine_bytes: int, settings: Engines) -> Check:
     """Check the free space for engines against the limits of the configuration."""
     free, budget = folder.free_bytes, settings.budget_mb << 20
     if free is None:
-        return unknown(Name.DISK_SPACE, "the disk of the folder for engines does not answer", folder.path)
-    message = f"{free >> 20} MiB are free and engines take {engine_bytes >> 20} MiB"
+        return unknown(Name.DISK_SPACE, "the free space for engines cannot be read", folder.path)
+    message = f"{free >> 20} MiB are free, and engines take {engine_bytes >> 20} MiB"
     message += f" of the {settings.budget_mb} MiB allowed (engines.budget_mb)" if budget else ""
     remedy = "free some space, or evict engines: edged engines evict --all"
     if free < _FULL_BYTES:
@@ -113,5 +114,10 @@ def space(folder: Folder, engine_bytes: int, settings: Engines) -> Check:
         message += f"; {settings.keep_free_mb} MiB must stay free (engines.keep_free_mb), so no engine is built"
         return wrong(Name.DISK_SPACE, message, remedy, folder.path)
     if budget and engine_bytes > budget:
-        return warning(Name.DISK_SPACE, message, "raise engines.budget_mb, or unpin engines", folder.path)
+        return warning(
+            Name.DISK_SPACE,
+            f"engines take more space than allowed: {message}",
+            "raise engines.budget_mb, or unpin engines",
+            folder.path,
+        )
     return ok(Name.DISK_SPACE, message, folder.path)

@@ -36,7 +36,7 @@ _READ_ONLY = ("dev/nvmap",)  # some releases of JetPack give it the mode 0440
 
 
 def cards(root: Root) -> dict[str, str]:
-    """Return NVIDIA's graphics cards: PCI address -> kernel driver, which is empty if the card has none."""
+    """Return a mapping from PCI address to kernel driver, for NVIDIA's graphics cards; "" for a card without driver."""
     found = {}
     for path in root.glob("sys/bus/pci/devices/*/vendor"):
         folder = path.removesuffix("/vendor")
@@ -56,21 +56,23 @@ def driver(facts: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Check
                 Name.DRIVER, f"the NVIDIA card has {has}, so engines cannot run on it", _INSTALL_DRIVER, address
             )
     if state == REBOOT_PENDING:
-        message = f"libraries are {version or 'new'} and the loaded kernel module is {module or 'old'}"
+        message = f"the driver's libraries are {version or 'new'}, but the loaded kernel module is {module or 'old'}"
         yield wrong(Name.DRIVER, f"{message}; no engine is built until both match", "restart the box", "nvidia")
     elif state:
         yield wrong(Name.DRIVER, f"the driver does not answer: {state}", "see: nvidia-smi and journalctl -k", "nvidia")
     elif version and not module and not is_jetson:
         yield wrong(
             Name.DRIVER,
-            f"libraries of driver {version} are installed, but its kernel module is not loaded",
+            f"libraries of NVIDIA driver {version} are installed, but the driver's kernel module is not loaded",
             "modprobe nvidia; if that fails, see: journalctl -k and dkms status",
             "nvidia",
         )
     elif module or version:
         yield ok(Name.DRIVER, f"driver and kernel module are {version or module}", "nvidia")
     elif is_jetson:
-        yield ok(Name.DRIVER, f"part of Jetson Linux {facts.get('jetson.l4t', '(unknown release)')}", "nvidia")
+        yield ok(
+            Name.DRIVER, f"the driver is part of Jetson Linux {facts.get('jetson.l4t', '(unknown release)')}", "nvidia"
+        )
     elif not found:
         yield unknown(Name.DRIVER, "not applicable: this box has no NVIDIA device", "nvidia")
     yield from _cuda(facts)
@@ -86,7 +88,7 @@ def _cuda(facts: Mapping[str, str]) -> Iterator[Check]:
         message = f"CUDA {runtime} is installed, but the driver supports CUDA {able} at most"
         yield wrong(Name.DRIVER, message, f"update the driver, or install CUDA {as_numbers(able)[0]}", "cuda")
     else:
-        yield ok(Name.DRIVER, f"the driver supports CUDA up to {able}; {runtime} is installed", "cuda")
+        yield ok(Name.DRIVER, f"the driver supports CUDA up to {able}; CUDA {runtime} is installed", "cuda")
 
 
 def _tensorrt(facts: Mapping[str, str]) -> Iterator[Check]:
@@ -99,13 +101,13 @@ def _tensorrt(facts: Mapping[str, str]) -> Iterator[Check]:
         remedy = "apt install python3-libnvinfer, or make edged's environment with --system-site-packages"
         yield warning(Name.DRIVER, f"libnvinfer {library} is installed without its Python module", remedy, "tensorrt")
     elif not library:
-        remedy = "install the libraries of that version, or remove the package"
-        yield warning(Name.DRIVER, f"the Python package {package} is installed without libnvinfer", remedy, "tensorrt")
+        remedy = "install libnvinfer of the same version, or remove the Python package"
+        yield warning(Name.DRIVER, f"Python package {package} is installed without libnvinfer", remedy, "tensorrt")
     elif not registry.agree(library, plain):
-        message = f"libnvinfer is {library}, but its Python module is {package}"
+        message = f"libnvinfer has version {library}, but its Python module has version {package}"
         yield wrong(Name.DRIVER, message, "install both with the same version", "tensorrt")
     else:
-        yield ok(Name.DRIVER, f"libnvinfer and its Python module are {library}", "tensorrt")
+        yield ok(Name.DRIVER, f"libnvinfer and its Python module have version {library}", "tensorrt")
 
 
 class User(msgspec.Struct, frozen=True):
@@ -122,7 +124,7 @@ class User(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_process(cls, root: Root, pid: int) -> User | None:
-        """Return the user of a process; None if it cannot be read."""
+        """Return the user of a process; None if the user cannot be read."""
         fields = dict(line.partition(":")[::2] for line in (root.read(f"proc/{pid}/status") or "").splitlines())
         uids, gids = fields.get("Uid", "").split(), fields.get("Gid", "").split()
         if len(uids) < 2 or len(gids) < 2:
@@ -144,7 +146,7 @@ class Node(msgspec.Struct, frozen=True):
     is_open: bool = False
 
     def may_use(self, user: User) -> bool:
-        """Whether a user has the access to the node that edged needs, by the kernel's rules (path_resolution(7))."""
+        """Whether the kernel's rules (path_resolution(7)) give a user the access that edged needs."""
         if self.is_open or user.uid == 0:
             return True
         shift = 6 if user.uid == self.uid else 3 if self.gid in user.gids else 0
@@ -153,12 +155,13 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def _needed(path: str) -> int:
-    """Return the access to a node that edged needs, as a mode of os.access: read, and usually write."""
+    """Return the access that edged needs to a node, as a mode of os.access. It is read and usually also write."""
     return os.R_OK if path in _READ_ONLY else os.R_OK | os.W_OK
 
 
 def nodes(root: Root, user: User) -> tuple[Node, ...]:
-    """Return the device nodes. If `user` is this process's user, the kernel is asked whether it may open each node."""
+    """Return the device nodes. If `user` is this process's user, also ask the kernel whether this process may open each
+    node."""
     found = []
     asks = root.is_live and user.uid == os.geteuid()
     for pattern in (*_COMPUTING, *_CAMERAS):
@@ -177,7 +180,7 @@ def device_nodes(found: tuple[Node, ...], user: User, facts: Mapping[str, str]) 
     may open all."""
     closed = [node for node in found if not node.may_use(user)]
     for node in closed:
-        message = f"{user.name} may not use /{node.path}, which belongs to group {node.group}"
+        message = f"user {user.name} has no permission to use /{node.path}, which belongs to group {node.group}"
         groups = f"usermod -aG {node.group} {user.name}, or SupplementaryGroups={node.group} in the unit"
         yield (warning if node.is_camera else wrong)(
             Name.DEVICE_NODES, message, f"{groups}; then restart edged", f"/{node.path}"
@@ -190,7 +193,7 @@ def device_nodes(found: tuple[Node, ...], user: User, facts: Mapping[str, str]) 
             "/dev/nvidia0",
         )
     if found and not closed:
-        yield ok(Name.DEVICE_NODES, f"{user.name} may use all {len(found)} nodes of accelerators and cameras")
+        yield ok(Name.DEVICE_NODES, f"user {user.name} can use all {len(found)} nodes of accelerators and cameras")
     if not found:
         yield unknown(Name.DEVICE_NODES, "not applicable: the box has no device nodes of accelerators or cameras")
 
@@ -246,7 +249,7 @@ def _clock(root: Root, folder: str) -> Check | None:
         remedy = "echo schedutil | tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
         return warning(Name.POWER_MODE, message, remedy, "cpufreq")
     if 0 < capped < able:
-        message = f"processors are capped at {capped // 1000} of {able // 1000} MHz"
+        message = f"the clock of the processors is capped at {capped // 1000} of {able // 1000} MHz"
         remedy = "raise scaling_max_freq in /sys/devices/system/cpu/cpu*/cpufreq, or leave it if this is intended"
         return warning(Name.POWER_MODE, message, remedy, "cpufreq")
     return ok(Name.POWER_MODE, f"governor {governor or 'unknown'} of {controller or 'cpufreq'}", "cpufreq")
@@ -262,13 +265,13 @@ def throttling(root: Root) -> Iterator[Check]:
     if not firmware and any(_number(root, f"{path.rpartition('/')[0]}/in0_lcrit_alarm") for path in volt):
         now.append((True, _PI_NOW[0]))
     for is_now, event in [*now, *before]:
-        message = f"now: {event}" if is_now else f"{event}, since the start"
+        message = f"the box reports now: {event}" if is_now else f"the box reported since its start: {event}"
         yield (wrong if is_now else warning)(Name.THROTTLING, message, remedy)
     if now or before:
         return
     reports = firmware or volt or root.glob(_OVERCURRENT) or root.glob(f"{_CPUS}/thermal_throttle/core_throttle_count")
     yield (
-        ok(Name.THROTTLING, "the box was not throttled since its start")
+        ok(Name.THROTTLING, "the box has not been throttled since its start")
         if reports
         else unknown(Name.THROTTLING, "the box does not report throttling")
     )
@@ -295,11 +298,11 @@ def _cores(root: Root) -> Iterator[tuple[bool, str]]:
     for kind in ("core", "package"):
         counts = [_number(root, path) or 0 for path in root.glob(f"{_CPUS}/thermal_throttle/{kind}_throttle_count")]
         if max(counts, default=0):
-            yield False, f"a processor {kind} was throttled {many(max(counts), 'time')} for its temperature"
+            yield False, f"a processor {kind} was throttled {many(max(counts), 'time')} because of its temperature"
 
 
 def temperature(root: Root) -> Iterator[Check]:
-    """Check the temperatures: a line for each that is too high; otherwise a line for the hottest."""
+    """Yield a check for each temperature that is too high. If none is, yield one check of the highest temperature."""
     remedy = "improve the cooling, use a lower power mode, or send fewer frames a second"
     found, bad = [], []
     for folder in root.glob("sys/class/thermal/thermal_zone[0-9]*"):
@@ -315,10 +318,10 @@ def temperature(root: Root) -> Iterator[Check]:
             bad.append(warning(Name.TEMPERATURE, f"{now:.0f} °C; the box slows down from {slow:.0f} °C", remedy, name))
     yield from bad
     if not found:
-        yield unknown(Name.TEMPERATURE, "no sensor can be read")
+        yield unknown(Name.TEMPERATURE, "no temperature sensor can be read")
     elif not bad:
         now, name = max(found)
-        yield ok(Name.TEMPERATURE, f"{now:.0f} °C at {name}, the hottest of {len(found)}")
+        yield ok(Name.TEMPERATURE, f"{now:.0f} °C at {name}, the hottest of {len(found)} sensors")
 
 
 def _trips(root: Root, folder: str) -> dict[str, float]:

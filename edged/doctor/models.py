@@ -1,4 +1,4 @@
-"""Checks of models: of their files and, if a daemon answers, of its reports about the models."""
+"""Checks the models' files. If a daemon answers, also checks what the daemon reports about the models."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from edged.models.model import Model
 from edged.models.repository import Repository
 from edged.models.settings import FIGURES
 from edged.serving.slot import Slot
+from edged.store.attempts import AttemptLog
 from edged.store.record import Verdict
 from edged.store.store import Store
 from edged.verification.shape_range import ShapeRange
@@ -44,7 +45,7 @@ _LIMITS = Limits(seconds=_SECONDS)
 
 
 class StoreView:
-    """The models in a state folder and the engines in a cache folder. A missing cache folder is not created."""
+    """The models in a state folder and the engines in a cache folder. Neither folder is changed."""
 
     def __init__(
         self,
@@ -52,15 +53,14 @@ class StoreView:
         cache: Path,
         fingerprint: Fingerprint,
         settings: Engines,
-        scratch: Path,
         named: Mapping[str, Path],
     ) -> None:
-        """`scratch` is used instead of a cache folder that does not exist; `named` are models in other folders."""
+        """`named` are models in other folders."""
         self.repository = Repository(state / "models")
         self._named = named
-        is_there = (cache / "engines").is_dir() and (cache / "staging").is_dir()
-        self.store = Store(cache if is_there else scratch / "store")
-        self._planner = Planner(self.store, fingerprint, settings, collected=partial(collected.find, state))
+        self.store = Store(cache, is_read_only=True)
+        attempts = AttemptLog(cache, is_read_only=True)
+        self._planner = Planner(self.store, fingerprint, settings, attempts, partial(collected.find, state))
 
     def entries(self) -> dict[str, ModelEntry]:
         """Return all models by name."""
@@ -100,7 +100,7 @@ class ModelChecks:
     ) -> None:
         self._view, self._daemon, self._runtimes, self._only = view, daemon, runtimes, only
         self._installed = registry.usable(fingerprint.facts)
-        self._builder = Builder(view.store, scratch, _LIMITS, families=families)
+        self._builder = Builder(Store(scratch / "store"), scratch, _LIMITS, families=families)
         self.left_out: list[str] = []
         entries = view.entries()
         reported = {model.name: model for model in daemon.models} if daemon is not None else {}
@@ -111,15 +111,15 @@ class ModelChecks:
         self._reported = {name: reported[name] for name in self.names if name in reported}
 
     def steps(self) -> list[Step]:
-        """Return the steps: for each model the daemon's report, the examination of its file and, for a selected model,
-        the comparison of its optimisation levels."""
+        """Return the steps. For each model, one step checks the daemon's report, and another step examines the model's
+        file. For a selected model, a third step compares its optimisation levels."""
         steps = []
         for name in self.names:
             if name in self._reported:
                 steps.append(_step(Name.MODEL, name, self._examine_reported))
             if name not in self._entries:
                 self.left_out.append(
-                    f"the file of {name}, and how close its engines are to their bounds:"
+                    f"the file of {name}, and how close the figures of its engines are to their bounds:"
                     f" the file is not in {self._view.repository.root}; give --state"
                 )
                 continue
@@ -148,21 +148,23 @@ class ModelChecks:
         missing = [step.model for step in entry.steps if step.model not in known]
         problem = entry.problem or (f"it needs model {missing[0]!r}, which does not exist" if missing else "")
         if problem:
-            return [wrong(Name.ADMISSION, f"it cannot be served here: {problem}", _inspect(entry.folder), name)]
+            return [wrong(Name.ADMISSION, f"the model cannot be served here: {problem}", _inspect(entry.folder), name)]
         names = ", ".join(dict.fromkeys(step.model for step in entry.steps))
-        return [ok(Name.ADMISSION, f"it is an ensemble of {names}", name)]
+        return [ok(Name.ADMISSION, f"the model is an ensemble of {names}", name)]
 
     async def _examine_file(self, name: str) -> list[Check]:
-        """Check a model's file; also its engines if no daemon reports them."""
+        """Check a model's file. If no daemon reports the model, check its engines too."""
         entry = self._entries[name]
         if entry.problem:
-            return [wrong(Name.ADMISSION, f"it cannot be served here: {entry.problem}", "change its files", name)]
+            return [
+                wrong(Name.ADMISSION, f"the model cannot be served here: {entry.problem}", "change its files", name)
+            ]
         if entry.is_language:
             return [await asyncio.to_thread(language_files, name, entry)]
         try:
             found = await examine(self._builder, Path(entry.path), entry.settings, self._installed)
         except EdgedError as error:
-            return [wrong(Name.ADMISSION, f"it cannot be served here: {error}", _inspect(entry.path), name)]
+            return [wrong(Name.ADMISSION, f"the model cannot be served here: {error}", _inspect(entry.path), name)]
         inspection = found.inspection
         checks = [*admission(name, entry.path, found), *external_data(name, inspection)]
         opset = inspection.opsets.get(_ONNX)
@@ -206,14 +208,14 @@ def _step(name: Name, model: str, ask: Callable[[str], Awaitable[Sequence[Check]
 
 
 def _inspect(path: str) -> str:
-    """Return the remedy to run the command that shows more about a model's file."""
+    """Return a remedy that names the command which shows more about a model's file."""
     return f"see: edged inspect {path}"
 
 
 def state(reported: ModelInfo) -> Check:
     """Check the state of a model that a daemon reports."""
-    by = f", by {reported.backend} {reported.engine[:12]}" if reported.engine else ""
-    message = f"it is {reported.state}{by}" + (f": {reported.reason}" if reported.reason else "")
+    by = f" (engine: {reported.backend} {reported.engine[:12]})" if reported.engine else ""
+    message = f"the model is {reported.state}{by}" + (f": {reported.reason}" if reported.reason else "")
     if reported.state in ("refused", "failed"):
         return wrong(Name.MODEL, message, f"see: edged models show {reported.name}", reported.name)
     return (ok if reported.state == "ready" else unknown)(Name.MODEL, message, reported.name)
@@ -223,15 +225,15 @@ def admission(name: str, path: str, found: Admission) -> Iterator[Check]:
     """Check a model's admission: one line for the result, one for each warning, and one for each backend that cannot
     run the model."""
     if found.refusal:
-        yield wrong(Name.ADMISSION, f"it cannot be served here: {found.refusal}", _inspect(path), name)
+        yield wrong(Name.ADMISSION, f"the model cannot be served here: {found.refusal}", _inspect(path), name)
         return
     taking = [backend for backend, why in found.backends.items() if not why]
-    yield ok(Name.ADMISSION, f"it can be served here by {', '.join(taking)}", name)
+    yield ok(Name.ADMISSION, f"the model can be served here by {', '.join(taking)}", name)
     for each in found.warnings:
         yield warning(Name.ADMISSION, each.message, each.remedy or _inspect(path), name)
     for backend, why in found.backends.items():
         if why:
-            yield unknown(Name.ADMISSION, f"not applicable: {backend} cannot run it: {why}", name)
+            yield unknown(Name.ADMISSION, f"not applicable: {backend} cannot run the model: {why}", name)
 
 
 def language_files(name: str, entry: ModelEntry) -> Check:
@@ -239,9 +241,9 @@ def language_files(name: str, entry: ModelEntry) -> Check:
     try:
         files = language.check(Path(entry.path), entry.settings)
     except EdgedError as error:
-        return wrong(Name.ADMISSION, f"it cannot be served here: {error}", "see docs/language.md", name)
+        return wrong(Name.ADMISSION, f"the model cannot be served here: {error}", "see docs/language.md", name)
     runtimes = " or ".join(form.runtime for form in files.forms)
-    return ok(Name.ADMISSION, f"it is a language model ({files.kind}) for {runtimes}", name)
+    return ok(Name.ADMISSION, f"the model is a language model ({files.kind}) for {runtimes}", name)
 
 
 def external_data(name: str, inspection: Inspection) -> Iterator[Check]:
@@ -252,10 +254,10 @@ def external_data(name: str, inspection: Inspection) -> Iterator[Check]:
         remedy = "export the model again and copy it with all its files, or save it in one file"
         yield wrong(Name.EXTERNAL_DATA, problem, remedy, name)
     if not files:
-        yield ok(Name.EXTERNAL_DATA, "the model has none: it is one file", name)
+        yield ok(Name.EXTERNAL_DATA, "the model has no external data: it is one file", name)
     elif not bad:
         size = sum(file.size for file in files) / 1e6
-        yield ok(Name.EXTERNAL_DATA, f"{many(len(files), 'file')} with {size:.1f} MB: complete", name)
+        yield ok(Name.EXTERNAL_DATA, f"external data is complete: {many(len(files), 'file')} with {size:.1f} MB", name)
 
 
 def shapes(model: Model) -> Check:
@@ -263,14 +265,14 @@ def shapes(model: Model) -> Check:
     range."""
     dynamic = [spec for spec in model.inspection.signature.inputs if not spec.is_static]
     if not dynamic:
-        return ok(Name.SHAPES, "every input has one size", model.name)
+        return ok(Name.SHAPES, "every input has a fixed size", model.name)
     named = ", ".join(f"{spec.name}[{','.join(map(str, spec.shape))}]" for spec in dynamic)
     try:
         profile = model.profile
     except Unsuitable as error:
         inputs = " ".join(f"--set 'profile.{spec.name}=SMALLEST USUAL LARGEST'" for spec in dynamic)
-        message = f"{named} may have any size, but no range is set: {error}"
-        remedy = f"set the range of sizes, such as 1x3x320x320: edged models add … {inputs}"
+        message = f"{named} has no fixed size, and no range of sizes is set: {error}"
+        remedy = f"set the range, with sizes such as 1x3x320x320: edged models add … {inputs}"
         return warning(Name.SHAPES, message, remedy, model.name)
     return ok(Name.SHAPES, f"{named}: engines are built for {profile}", model.name)
 
@@ -278,15 +280,15 @@ def shapes(model: Model) -> Check:
 def batch(model: Model) -> Check:
     """Check how many pictures the model accepts at once."""
     if model.max_batch_size:
-        return ok(Name.BATCH, f"it takes batches of up to {model.max_batch_size}", model.name)
+        return ok(Name.BATCH, f"the model takes batches of up to {model.max_batch_size}", model.name)
     sizes = [spec.shape[0] for spec in model.inspection.signature.inputs if len(spec.shape) == 4]
     fixed = [size for size in sizes if isinstance(size, int) and size > 1]
     if fixed:
-        message = f"it always takes {fixed[0]} pictures: a single frame costs as much as {fixed[0]}"
-        return warning(Name.BATCH, message, "export it with batch size 1 or a dynamic batch size", model.name)
+        message = f"the model always takes {fixed[0]} pictures, so a single frame costs as much as {fixed[0]} frames"
+        return warning(Name.BATCH, message, "export the model with batch size 1 or a dynamic batch size", model.name)
     if sizes:
-        return ok(Name.BATCH, "it takes one picture at a time", model.name)
-    return unknown(Name.BATCH, "not applicable: it takes no batches", model.name)
+        return ok(Name.BATCH, "the model takes one picture at a time", model.name)
+    return unknown(Name.BATCH, "not applicable: the model takes no batches", model.name)
 
 
 _NEAR = 0.8  # share of the allowed difference from the perfect value; a figure above it is near its bound
@@ -295,18 +297,18 @@ _NOT_JUDGED = ("element", "top1")
 _GOOD = ("serving", "ready")  # states of engines that answer
 _MAKING = ("queued", "building", "verifying")
 _REMEDIES = {
-    "rejected": "see: edged engines show {key}; loosen verify.* if that is acceptable, or leave out the precision",
+    "rejected": "see: edged engines show {key}; loosen verify.* if the answers are acceptable, or drop the precision",
     "quarantined": "remove the reason, then: edged engines rebuild --engine {key}",
-    "failed": "wait, since it is tried again; or: edged engines rebuild --engine {key}",
+    "failed": "wait for the next attempt, or: edged engines rebuild --engine {key}",
     "unsuitable": "change the model's settings, or leave out this backend: backends=…",
-    "stale": "do nothing: edged evicts it when space is needed; or: edged engines evict --engine {key}",
+    "stale": "do nothing: edged evicts the engine when space is needed; or: edged engines evict --engine {key}",
     "evicted": "edged engines rebuild --engine {key}, or raise engines.budget_mb",
-    "absent": "start the daemon, which builds it",
+    "absent": "start the daemon, which builds the engine",
 }
 
 
 def engine_states(model: str, engines: Collection[EngineInfo], *, by_daemon: bool) -> Iterator[Check]:
-    """Check that the model's engines exist: a line with the reason for each engine that does not exist.
+    """Check that the model's engines can serve. Yield a check with the reason for each engine that cannot.
 
     `by_daemon` means that a running daemon reports the engines; the daemon builds missing engines later.
     """
@@ -329,11 +331,12 @@ def engine_states(model: str, engines: Collection[EngineInfo], *, by_daemon: boo
         yield ok(Name.ENGINE, f"{_named(best)} is {best.state} and up to date", model)
     elif not built:
         message = "no engine can be built here, so the model is served unoptimised"
-        remedy = "see its settings backends and precisions, and the output of edged device"
+        remedy = "see the model's settings 'backends' and 'precisions', and the output of: edged device"
         yield warning(Name.ENGINE, message, remedy, model)
     elif coming:
         message = f"no engine is ready yet, so the model is served unoptimised; {len(coming)} are being built or queued"
-        yield unknown(Name.ENGINE, message, model, "wait; see: edged engines list")
+        remedy = "wait until an engine is ready; to see the progress: edged engines list"
+        yield unknown(Name.ENGINE, message, model, remedy)
     else:
         message = "no engine is ready, so the model is served unoptimised"
         remedy = f"remove the reasons above, then: edged engines rebuild {model}"
@@ -357,7 +360,8 @@ def placement(model: str, engines: Iterable[EngineInfo]) -> Check:
 
 
 def latency(model: str, engines: Iterable[EngineInfo], alarms: Iterable[AlarmInfo]) -> Check:
-    """Check the engine's speed relative to the reference, and whether it became slow while serving."""
+    """Check how fast the serving engine is relative to the reference, and whether the engine became slow while serving.
+    If no engine serves, check the fastest ready engine."""
     slow = next((alarm for alarm in alarms if alarm.kind == "slow" and alarm.model == model), None)
     if slow is not None:
         remedy = "see the checks temperature, throttling and power_mode, and other programs that use the processors"
@@ -369,7 +373,7 @@ def latency(model: str, engines: Iterable[EngineInfo], alarms: Iterable[AlarmInf
         return ok(Name.LATENCY, f"{_named(engine)} is the fastest engine", model)
     message = f"{_named(engine)} is {engine.speed:.2g} times as fast as the unoptimised model"
     if engine.speed < 1:
-        return warning(Name.LATENCY, message, "do nothing: the daemon serves the faster engine", model)
+        return warning(Name.LATENCY, message, "do nothing: the daemon serves the faster of the two", model)
     return ok(Name.LATENCY, message, model)
 
 
@@ -388,18 +392,25 @@ def drift(
         if NO_VALUES in engine.verdict.figures:
             near += 1
             message = f"{_named(engine)} was not compared: the reference's answers to all probes are empty or NaN"
-            yield warning(Name.DRIFT, message, "add samples on which the model finds something (--samples)", model)
+            remedy = f"add samples on which the model finds something: {_add_samples(model)}"
+            yield warning(Name.DRIFT, message, remedy, model)
             continue
         held = tolerance(settings, engine.precision, arithmetic, judged_on_frames=engine.judgement is not None)
         for figure, value, bound in close_figures(engine.verdict.figures, held):
             near += 1
-            message = f"{_named(engine)}: {figure} is {value:.6g}, close to its bound {bound:g}"
-            remedy = f"add your own pictures as samples (--samples), or leave out {engine.precision}"
+            message = f"{_named(engine)}: figure {figure} is {value:.6g}, close to its bound {bound:g}"
+            remedy = f"add your own pictures: {_add_samples(model)}; or leave out the precision {engine.precision}"
             yield warning(Name.DRIFT, message, remedy, model)
     if not judged:
-        yield unknown(Name.DRIFT, "no engine of the model was accepted yet", model)
+        yield unknown(Name.DRIFT, "no engine of the model has passed its verification yet", model)
     elif not near:
-        yield ok(Name.DRIFT, f"all figures of {judged} accepted engines are well within their bounds", model)
+        known = many(judged, "accepted engine")
+        message = f"the answers of {known} differ from the reference's by much less than is allowed"
+        yield ok(Name.DRIFT, message, model)
+
+
+def _add_samples(model: str) -> str:
+    return f"edged models add {model} FILE --replace --samples PICTURES"
 
 
 def close_figures(figures: Mapping[str, float], held: Tolerance) -> Iterator[tuple[str, float, float]]:
@@ -418,7 +429,7 @@ def _best(engines: Iterable[EngineInfo]) -> EngineInfo | None:
 
 
 def _rank(engine: EngineInfo) -> tuple[bool, float]:
-    """Return a sort key: serving engines first, then by speed relative to the reference."""
+    """Return a sort key that puts serving engines first, and faster engines before slower ones."""
     return engine.state != "serving", -(engine.speed or 0.0)
 
 
@@ -434,7 +445,7 @@ _SHOWN = ("finite", "relative_l2", "cosine", "unequal")
 
 
 def levels(name: str, found: jobs.ComparedLevels) -> Iterator[Check]:
-    """Check all optimisation levels. One line has the verification figures of all levels; it is a warning if a level
+    """Yield one check with the verification figures of all optimisation levels. The check is a warning if a level
     changes the answers."""
     first = next((each for each in found.levels if not each.verdict.accepted), None)
     figures = "; ".join(f"{each.level}: {_figures(each.verdict)}" for each in found.levels)

@@ -133,8 +133,8 @@ _LONG_TOKEN = re.compile(r"[A-Za-z0-9]{40,}")
 
 
 class Redactor:
-    """Replaces secrets in texts. `versions` are version numbers that look like addresses, such as 10.3.0.30; they
-    stay."""
+    """Replaces secrets in texts. `versions` are version numbers that look like addresses, such as 10.3.0.30; these
+    are not replaced."""
 
     def __init__(self, identity: Identity, versions: Iterable[str] = ()) -> None:
         self._versions = frozenset(versions)
@@ -164,7 +164,7 @@ class Redactor:
         return _CODE.sub("<id>", text)
 
     def all(self, texts: Mapping[str, str]) -> dict[str, str]:
-        """Return the texts without secrets, by their names. The names stay, since they are edged's own words."""
+        """Return the texts without secrets. Their names are unchanged, because the names are edged's own words."""
         return {name: self.text(text) for name, text in texts.items()}
 
     def _unless_version(self, found: re.Match[str]) -> str:
@@ -187,8 +187,8 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _address(found: re.Match[str]) -> str:
-    """Return the replacement of a text with colons. Only an IP address is replaced, not a time of day or a PCI address.
-    A colon that follows the address stays."""
+    """Return what replaces a text that contains colons. Only an IP address is replaced, not a time of day or a PCI
+    address. A colon that follows the IP address stays."""
     for text in (found[0], found[0].removesuffix(":")):
         with contextlib.suppress(ValueError):
             if not text.strip(":"):  # "::" also separates words

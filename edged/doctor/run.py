@@ -33,7 +33,7 @@ class CheckOptions(msgspec.Struct, frozen=True):
 
     `target` is the daemon to ask, empty for none. `is_named` means that the user named the daemon, so it must answer.
     `seconds` limits all checks together. `models` are the models of a configuration, by name. `with_models` says
-    whether to check models. `families` are the families of other packages that models may use.
+    whether models are checked. Of the model families in other packages, models may use only those in `families`.
     """
 
     state: Path
@@ -70,7 +70,7 @@ async def _fingerprint(root: Path) -> Fingerprint:
         return await asyncio.wait_for(in_thread(lambda: probe(root)), _PROBE_SECONDS)
     except asyncio.TimeoutError:
         raise Unsupported(
-            f"cannot read the facts of this box within {_PROBE_SECONDS:g} s; a driver may hang, see: journalctl -k"
+            f"cannot read the facts of this box within {_PROBE_SECONDS:g} s; perhaps a driver hangs, see: journalctl -k"
         ) from None
 
 
@@ -85,12 +85,12 @@ async def _check_live(
     with tempfile.TemporaryDirectory(prefix="edged-doctor-") as folder:
         scratch = Path(folder)
         view = await in_thread(
-            lambda: StoreView(wanted.state, wanted.cache, fingerprint, wanted.engines, scratch, wanted.models)
+            lambda: StoreView(wanted.state, wanted.cache, fingerprint, wanted.engines, wanted.models)
         )
         reported = state if isinstance(state, DaemonState) else None
         models = ModelChecks(view, reported, runtimes, fingerprint, scratch, wanted.model, wanted.families)
         if wanted.model and not models.names:
-            raise InvalidInput(f"no model or file {wanted.model!r} (models folder: {view.repository.root})")
+            raise InvalidInput(f"there is no model or file {wanted.model!r}; the models are in {view.repository.root}")
         steps = [
             *_box_steps(root, fingerprint, user),
             *_live_steps(wanted, pid, user, view),
@@ -106,7 +106,7 @@ async def _check_live(
 
 
 async def _query(target: str, socket: Socket | None) -> DaemonState | EdgedError:
-    """Return the daemon's report, or the error if it does not answer."""
+    """Return the daemon's report, or the error if the daemon does not answer."""
     if socket is not None and socket.refusal:
         return Unsupported(f"no daemon answers at {target}: {socket.refusal}")
     try:
@@ -123,7 +123,7 @@ def _daemon_checks(
     state: DaemonState | EdgedError | None,
 ) -> list[Check]:
     if state is None:
-        return [unknown(Name.DAEMON, "not asked: folders were named instead of a daemon")]
+        return [unknown(Name.DAEMON, "the daemon was not asked, because folders were given instead of a daemon")]
     checks: list[Check] = []
     if socket is None or socket.exists:
         checks.append(daemon.connections(socket, wanted.target))
@@ -178,10 +178,11 @@ def _live_steps(wanted: CheckOptions, daemon_pid: int | None, user: User, view: 
 
 
 def _store(view: StoreView) -> Check:
-    """Check the engine store: warn if damaged engines were found while its files were read."""
+    """Check the engine store. The result is a warning if the store had damaged engines."""
     counts, records = view.store.counts, view.store.records()
     if counts.damaged:
-        message = f"{many(counts.damaged, 'damaged engine')} set aside, to be built again"
-        return warning(Name.STORE, message, "check the disk (journalctl -k, smartctl), or use another one")
+        message = f"{many(counts.damaged, 'damaged engine')} found; the daemon removes them and builds them again"
+        return warning(Name.STORE, message, "check the disk (journalctl -k, smartctl), or use another disk")
     held = sum(bool(record.files) for record in records.values())
-    return ok(Name.STORE, f"{many(held, 'engine')}, {many(len(records) - held, 'record')} without files")
+    others = f"{many(len(records) - held, 'record')} of engines that have no files (reference, rejected or evicted)"
+    return ok(Name.STORE, f"{many(held, 'engine')}, and {others}")

@@ -66,8 +66,8 @@ class Runtimes:
         ]
 
     def provider_steps(self) -> list[Step]:
-        """Return a step for each provider of ONNX Runtime. Call it after `steps` have run; empty if ONNX Runtime does
-        not load."""
+        """Return a step for each provider of ONNX Runtime; empty if ONNX Runtime does not load. Call this method after
+        the steps from `steps` have run."""
         known = self.loaded.get(_REFERENCE)
         return [self._provider_step(name) for name in (known.providers if known is not None else ())]
 
@@ -111,24 +111,24 @@ def loaded_runtime(backend: str, packaged: str, loaded: jobs.LoadedRuntime) -> I
     if packaged and not registry.agree(loaded.version, packaged):
         yield wrong(
             Name.RUNTIME,
-            f"the loaded version is {loaded.version}, but {packaged} is installed: two packages are mixed",
-            f"uninstall every package of it, then install one: {packages.reinstall_runtime(backend)}",
+            f"version {loaded.version} loads, but version {packaged} is installed: two packages are mixed",
+            f"uninstall every package of the runtime, then install one: {packages.reinstall_runtime(backend)}",
             backend,
         )
     else:
-        yield ok(Name.RUNTIME, f"{loaded.version} loads", backend)
+        yield ok(Name.RUNTIME, f"version {loaded.version} loads", backend)
     if not loaded.opset or not loaded.ir_version:
-        message = "it rejects a model with one node of opset 13"
+        message = "the runtime rejects a test model with one node of opset 13"
         yield wrong(Name.OPSET, message, packages.reinstall_runtime(backend), backend)
     else:
         taken = [_up_to(what, most) for what, most in (("opset", loaded.opset), ("IR version", loaded.ir_version))]
-        yield ok(Name.OPSET, f"it supports {' and '.join(taken)}", backend)
+        yield ok(Name.OPSET, f"the runtime supports {' and '.join(taken)}", backend)
     if loaded.talks:
-        own = "start edged without that variable, or set it to 1"
+        own = "start edged without this variable, or set the variable to 1"
         remedy = own if backend == _REFERENCE else packages.uninstall("openvino-telemetry")
-        yield warning(Name.TELEMETRY, f"it may send telemetry: {loaded.talks}", remedy, backend)
+        yield warning(Name.TELEMETRY, f"the runtime may send telemetry: {loaded.talks}", remedy, backend)
     else:
-        yield ok(Name.TELEMETRY, "it sends no telemetry", backend)
+        yield ok(Name.TELEMETRY, "the runtime sends no telemetry", backend)
 
 
 def runtime_packages(facts: Mapping[str, str]) -> Iterator[Check]:
@@ -138,23 +138,29 @@ def runtime_packages(facts: Mapping[str, str]) -> Iterator[Check]:
     plain_names = ", ".join(name.replace("_", "-") for name in found)
     if len(found) > 1:
         names = plain_names.split(", ")
-        remedy = f"{packages.uninstall(*names)}, then install the one that you want: {packages.install(names[-1])}"
-        yield warning(Name.RUNTIME, f"{plain_names} are all installed and contain the same module", remedy, "packages")
+        remedy = f"{packages.uninstall(*names)}, then install only one of them: {packages.install(names[-1])}"
+        yield warning(
+            Name.RUNTIME,
+            f"{plain_names} are all installed, but exclude each other: they contain the same module",
+            remedy,
+            "packages",
+        )
     if found == [_REFERENCE] and any(fact.startswith("gpu.") for fact in facts):
         yield _without_cuda(facts)
     yield from missing_code(facts)
 
 
 def missing_code(facts: Mapping[str, str]) -> Iterator[Check]:
-    """Check whether onnxruntime-gpu can use the GPUs of the box: a line for each GPU that it cannot use."""
+    """Yield a warning for each GPU of the box that the installed onnxruntime-gpu has no code for."""
     for device in without_code(facts):
         version, code = facts["runtime.onnxruntime_gpu"], facts[_CODE]
-        message = f"onnxruntime-gpu {version} has code for {code}, none of which runs on {device.description}"
+        message = f"onnxruntime-gpu {version} cannot use {device.description}: it has code only for {code}"
         yield warning(Name.RUNTIME, message, right_package(facts), "packages")
 
 
 def _without_cuda(facts: Mapping[str, str]) -> Check:
-    """Check a box that has an NVIDIA GPU and only onnxruntime for the CPU, which is the right package on a Jetson."""
+    """Check a box that has an NVIDIA GPU, but only the package onnxruntime, which uses only the CPU. This package is
+    right for a Jetson, because onnxruntime-gpu of PyPI has no code for a Jetson's GPU."""
     message = "this onnxruntime supports only the CPU, but the box has an NVIDIA GPU"
     if all(device.compute_capability not in fatbin.TEGRA for device in devices(Fingerprint(dict(facts)))):
         remedy = "install onnxruntime-gpu instead, or leave the GPU to TensorRT"
@@ -178,7 +184,7 @@ def without_code(facts: Mapping[str, str]) -> tuple[Device, ...]:
 def right_package(facts: Mapping[str, str]) -> str:
     """Return the remedy for a box with a GPU for which onnxruntime-gpu has no code."""
     swap = f"{packages.uninstall('onnxruntime-gpu')}, then {packages.install(_REFERENCE, option='--force-reinstall')}"
-    return f"{swap}; for the GPU {'TensorRT is installed' if _has_tensorrt(facts) else _tensorrt(facts)}"
+    return f"{swap}; for the GPU, {'TensorRT is already installed' if _has_tensorrt(facts) else _tensorrt(facts)}"
 
 
 def _has_tensorrt(facts: Mapping[str, str]) -> bool:
@@ -197,31 +203,31 @@ def _tensorrt(facts: Mapping[str, str]) -> str:
 
 
 def broken_runtime(backend: str, packaged: str | None, reason: str, facts: Mapping[str, str]) -> Check:
-    """Check a runtime that cannot be imported. The result is wrong if the runtime is the reference's or has a device
-    here, otherwise a warning."""
-    what = f"{packaged} is installed and does not load" if packaged else "it is not installed"
+    """Return the check of a runtime that cannot be imported. The result is `wrong` if it is the reference's runtime, or
+    if the box has a device for it. Otherwise the result is `warning`."""
+    what = f"version {packaged} is installed but does not load" if packaged else "the runtime is not installed"
     remedy = packages.reinstall_runtime(backend) if packaged else packages.install_runtime(backend)
     if backend == "tensorrt" and _is_jetson(facts):  # pip has no TensorRT for a Jetson
         remedy = _tensorrt(facts)
     if backend == _REFERENCE:
-        return wrong(Name.RUNTIME, f"{what}, and no model can be served without it: {reason}", remedy, backend)
+        return wrong(Name.RUNTIME, f"{what}; without this runtime no model can be served: {reason}", remedy, backend)
     make = wrong if backend in registry.usable(facts) else warning
-    return make(Name.RUNTIME, f"{what}: {reason}", f"{remedy}, or uninstall it", backend)
+    return make(Name.RUNTIME, f"{what}: {reason}", f"{remedy}, or uninstall the runtime", backend)
 
 
 def provider(name: str, refusal: str, facts: Mapping[str, str]) -> Check:
-    """Check an execution provider that ONNX Runtime lists. For a provider that does not work, the result is wrong if
-    the box has a device for it, and otherwise a warning."""
+    """Check an execution provider that ONNX Runtime lists. If the provider does not work, the result is `wrong` if
+    the box has a device for it, and otherwise `warning`."""
     if not refusal:
-        return ok(Name.PROVIDER, "a session of one node runs on it", name)
-    message = f"ONNX Runtime lists it but cannot use it: {refusal}"
+        return ok(Name.PROVIDER, "a test session with one node runs on the provider", name)
+    message = f"ONNX Runtime lists the provider but cannot use it: {refusal}"
     if name == _CUDA and without_code(facts):
-        return warning(Name.PROVIDER, f"{message}; it has no code for this GPU", right_package(facts), name)
+        return warning(Name.PROVIDER, f"{message}; the package has no code for this GPU", right_package(facts), name)
     cuda = packages.install("onnxruntime-gpu[cuda,cudnn]")
-    remedy = f"install the missing libraries; for CUDA: {cuda}, and the NVIDIA driver"
+    remedy = f"install the missing libraries; for CUDA, install the NVIDIA driver, and run: {cuda}"
     if name == _CPU or any(fact.startswith(_DEVICE_OF.get(name, "?")) for fact in facts):
         return wrong(Name.PROVIDER, message, remedy, name)
-    return warning(Name.PROVIDER, f"{message}; models run without it", remedy, name)
+    return warning(Name.PROVIDER, f"{message}; models run without this provider", remedy, name)
 
 
 def model_opset(model: str, opset: int, ir_version: int, loaded: Mapping[str, jobs.LoadedRuntime]) -> Iterator[Check]:
@@ -233,14 +239,16 @@ def model_opset(model: str, opset: int, ir_version: int, loaded: Mapping[str, jo
         if any(_beyond(opset, ir_version, limits))
     }
     lowest = min((limits.opset for limits in loaded.values()), default=0)
-    remedy = f"export it with opset {lowest} or lower, or update the runtime"
+    beyond = {what for limits in loaded.values() for what, _, _ in _beyond(opset, ir_version, limits)}
+    lower = f"export the model with opset {lowest} or lower" if "opset" in beyond else "add it again with --convert"
+    remedy = f"{lower}, or update the runtime"
     for backend, takes in refusing.items():
-        reason = f"it has {version}; {backend} supports {takes}"
+        reason = f"the model has {version}, but {backend} supports only {takes}"
         yield (wrong if backend == _REFERENCE else warning)(Name.MODEL_OPSET, reason, remedy, model)
     if not loaded:
-        yield unknown(Name.MODEL_OPSET, f"it has {version}; no runtime loads, so support is unknown", model)
+        yield unknown(Name.MODEL_OPSET, f"no runtime loads that could support {version}", model)
     elif not refusing:
-        yield ok(Name.MODEL_OPSET, f"{version}, supported by {', '.join(loaded)}", model)
+        yield ok(Name.MODEL_OPSET, f"the model has {version}, supported by {', '.join(loaded)}", model)
 
 
 def _beyond(opset: int, ir_version: int, limits: jobs.LoadedRuntime) -> Iterator[tuple[str, int, int]]:
@@ -256,10 +264,10 @@ def _up_to(what: str, most: int) -> str:
 def extra(each: Extra, refusal: str | None) -> Check:
     """Check an extra. `refusal` is why it does not load; empty if it loads, None if it is not installed."""
     if refusal is None:
-        message = f"not installed; it is for {each.purpose}"
+        message = f"the extra is not installed; it is for {each.purpose}"
         return unknown(Name.EXTRA, message, each.name, packages.install_extra(each.name))
     if refusal:
-        message = f"it is installed but does not load; {each.purpose} need it: {refusal}"
+        message = f"the extra for {each.purpose} is installed but does not load: {refusal}"
         names = ("paho-mqtt" if name.startswith("paho") else name.partition(".")[0] for name in each.modules)
         return wrong(Name.EXTRA, message, packages.install(*names, option="--force-reinstall"), each.name)
-    return ok(Name.EXTRA, f"it loads; it is for {each.purpose}", each.name)
+    return ok(Name.EXTRA, f"the extra loads; it is for {each.purpose}", each.name)

@@ -41,15 +41,15 @@ _LIMITS = Limits(seconds=300.0, memory_mb=4096)
 _ADMISSION = AdmissionLimits(seconds=_LIMITS.seconds)  # the model is known to be good, and a box may be slow
 _SECONDS = 600.0  # for one runtime: TensorRT builds for minutes on a small box
 _SURE = 0.5  # least score of a detection
-_REPORT = "and report it: edged report"
+_REPORT = "and report the problem: edged report"
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """An engine that was made and compared.
+    """An engine that was made and compared with the reference.
 
-    Frames per second count inference alone, with the number of simultaneous inferences that is fastest. `speed` (one
-    inference at a time) and `throughput` (many) are multiples of the reference's. Engine and reference were timed
-    alternately. All four are None if the engine was not timed.
+    Frames per second count inference alone, with as many simultaneous inferences as give the highest rate. `speed` is a
+    multiple of the reference's speed for one inference at a time. `throughput` is this multiple for many inferences at
+    once. Engine and reference were timed alternately. The last four fields are None if the engine was not timed.
     """
 
     runtime: str
@@ -90,7 +90,7 @@ async def run_self_check(fingerprint: Fingerprint, tell: Tell, *, is_quick: bool
 
 
 class _Runtimes:
-    """Makes the steps. When they have run, `tried` has the engines that were made. `only_loaded` has the checks of
+    """Makes the steps. When the steps have run, `tried` has the engines that were made. `only_loaded` has the checks of
     runtimes that were loaded but not meant to make an engine."""
 
     def __init__(self, fingerprint: Fingerprint, folder: Path, is_quick: bool) -> None:
@@ -146,8 +146,8 @@ class _Runtimes:
         return Step(Name.SELF_CHECK, backend, ask, _SECONDS, is_heavy=True)
 
     async def _load(self, backend: str, device: str) -> Check:
-        """Check only that a runtime loads. `device` is the device of its engine, which --quick does not make; empty for
-        a runtime without an engine here."""
+        """Check only that a runtime loads. `device` is the device for which an engine would be made without --quick; it
+        is empty if no engine would be made for this runtime."""
         version = registry.version(backend, self._facts) or ""
         try:
             loaded = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _LIMITS)
@@ -160,9 +160,9 @@ class _Runtimes:
         elif self._model is None:
             why = "the reference gave no answers to compare with"
         else:
-            why = "this box has no device for it"
+            why = "this box has no device for the runtime"
         subject = f"{backend} on {device}" if device else backend
-        self.only_loaded.append(unknown(Name.SELF_CHECK, f"{loaded.version} loads; {why}", subject))
+        self.only_loaded.append(unknown(Name.SELF_CHECK, f"version {loaded.version} loads; {why}", subject))
         return self.only_loaded[-1]
 
     async def _make(self, engine: DesiredEngine) -> Check:
@@ -198,15 +198,16 @@ def reference(version: str, boxes: Sequence[Box]) -> Check:
     found = [Prediction(names.get(b.label, -1), b.score, b.x1, b.y1, b.x2, b.y2) for b in sure]
     truths = Scene(SAMPLE_SEED).frame(0)[1]
     counts = match(found, truths)
+    shapes = f"{len(truths)} shapes in the test picture"
     if counts.fn or counts.fp:
-        message = f"{version} finds {counts.tp} of {len(truths)} drawn shapes, and {counts.fp} that do not exist"
+        message = f"onnxruntime {version} finds {counts.tp} of {shapes}, and {counts.fp} shapes that are not in it"
         remedy = f"ONNX Runtime gives wrong results here: {packages.reinstall_runtime(REFERENCE.backend)}, {_REPORT}"
         return wrong(Name.SELF_CHECK, message, remedy, _SUBJECT)
-    return ok(Name.SELF_CHECK, f"onnxruntime {version}, unoptimised, finds all {len(truths)} drawn shapes", _SUBJECT)
+    return ok(Name.SELF_CHECK, f"onnxruntime {version}, unoptimised, finds all {shapes}", _SUBJECT)
 
 
 def tried(record: EngineRecord, version: str, fingerprint: Fingerprint) -> Tried:
-    """Describe an engine by its record."""
+    """Return the description of an engine from the record in the store."""
     recipe = record.recipe
     description = next((d.description for d in devices(fingerprint) if d.name == recipe.device), recipe.device)
     plain = Tried(recipe.backend, version, recipe.device, description, recipe.precision, record.verdict.accepted)
@@ -223,9 +224,9 @@ def tried(record: EngineRecord, version: str, fingerprint: Fingerprint) -> Tried
 
 
 def unanswered(checks: Iterable[Check], only_loaded: Sequence[Check]) -> list[Check]:
-    """Return the checks, with each unknown result changed to wrong, since the check of that runtime hung or failed.
-    Checks in `only_loaded` (runtimes that were loaded but not run) are unchanged."""
-    remedy = f"see journalctl -k, since a driver may hang, and edged doctor; {_REPORT}"
+    """Return the checks. Each result `unknown` is changed to `wrong`, because the check of that runtime hung or failed.
+    Checks in `only_loaded`, of runtimes that were loaded but not run, are unchanged."""
+    remedy = f"see: journalctl -k (perhaps a driver hangs) and edged doctor; {_REPORT}"
     return [
         wrong(check.name, check.message, remedy, check.subject)
         if check.result is Result.UNKNOWN and check not in only_loaded
@@ -235,18 +236,21 @@ def unanswered(checks: Iterable[Check], only_loaded: Sequence[Check]) -> list[Ch
 
 
 def judged(found: Tried, reason: str) -> Check:
-    """Check an engine by its comparison with the reference; `reason` is why it was rejected."""
+    """Return the check of an engine that was compared with the reference. `reason` says why an engine was rejected."""
     subject = f"{found.runtime} on {found.device}"
     if not found.accepted:
         driver = "" if found.device == "cpu" else "update the driver of the device, or "
         reinstall = packages.reinstall_runtime(found.runtime)
         remedy = f"edged does not serve with this engine; {driver}reinstall: {reinstall}, {_REPORT}"
         return wrong(
-            Name.SELF_CHECK, f"{found.version} gives wrong answers in {found.precision}: {reason}", remedy, subject
+            Name.SELF_CHECK,
+            f"version {found.version} gives wrong answers in {found.precision}: {reason}",
+            remedy,
+            subject,
         )
-    message = f"{found.version} gives the same answers as the reference in {found.precision}"
+    message = f"version {found.version} gives the same answers as the reference in {found.precision}"
     if found.speed is not None and found.throughput is not None:
-        message += f", {found.speed:g} times as fast for one frame and {found.throughput:g} times for many"
+        message += f", {found.speed:g} times as fast for one frame and {found.throughput:g} times as fast for many"
     return ok(Name.SELF_CHECK, message, subject)
 
 
@@ -256,12 +260,12 @@ def failed(backend: str, device: str, version: str, error: EdgedError) -> Check:
     If OpenVINO cannot use an Intel GPU or NPU, the result is a warning. Every OpenVINO wheel contains the code for
     these devices, so a missing driver does not mean that the installation is wrong.
     """
-    message, subject = f"{version} is installed and does not work: {error}", f"{backend} on {device}"
+    message, subject = f"version {version} is installed but does not work: {error}", f"{backend} on {device}"
     if _is_late(error):
         return late(subject, error)
     if isinstance(error, Unsuitable) and device.startswith("intel-"):
-        remedy = f"install the driver that it needs, or leave {device} unused"
-        return warning(Name.SELF_CHECK, f"{version} cannot use {device}: {error}", remedy, subject)
+        remedy = f"install the driver for {device}, or leave this device unused"
+        return warning(Name.SELF_CHECK, f"version {version} cannot use {device}: {error}", remedy, subject)
     return wrong(
         Name.SELF_CHECK, message, f"{packages.reinstall_runtime(backend)}, or uninstall it; see: edged doctor", subject
     )
@@ -270,7 +274,7 @@ def failed(backend: str, device: str, version: str, error: EdgedError) -> Check:
 def late(subject: str, error: ChildLost) -> Check:
     """Check a runtime that did not answer within its time limit. This does not show that the installation is wrong,
     because the box may be too busy."""
-    return wrong(Name.SELF_CHECK, f"no answer in time: {error}", "run it again when the box is idle", subject)
+    return wrong(Name.SELF_CHECK, f"no answer in time: {error}", "run the check again on an idle box", subject)
 
 
 def _is_late(error: object) -> TypeGuard[ChildLost]:

@@ -31,13 +31,13 @@ _FULL = 0.9  # share of the memory limit that is too much
 _SWAPPING = 0.5  # share of the swap in use from which on the box counts as swapping
 # By sysctl name: bad values, a better value, and why.
 _BAD_VALUES = {
-    "vm.overcommit_memory": ((2,), 0, "runtimes reserve more memory than they use, and the kernel refuses that"),
-    "vm.panic_on_oom": ((1, 2), 0, "a build that takes too much memory restarts the whole box"),
+    "vm.overcommit_memory": ((2,), 0, "with this value the kernel refuses memory that runtimes reserve but do not use"),
+    "vm.panic_on_oom": ((1, 2), 0, "with this value a build that takes too much memory restarts the whole box"),
 }
 _LEAST_VALUES = {
-    "vm.max_map_count": (65530, "engines map many files and buffers"),  # the kernel's default
-    "fs.inotify.max_user_watches": (1024, "changed libraries are noticed late"),
-    "fs.inotify.max_user_instances": (32, "changed libraries are noticed late"),
+    "vm.max_map_count": (65530, "too low, because engines map many files and buffers"),  # the kernel's default
+    "fs.inotify.max_user_watches": (1024, "too low, so changed libraries are noticed late"),
+    "fs.inotify.max_user_instances": (32, "too low, so changed libraries are noticed late"),
 }
 _FEWEST_FILES, _FEW_FILES = 256, 1024  # descriptors: a camera needs 1, a host about 10, a build about 10
 _NEARLY = 0.8  # share of the limit of open files
@@ -45,7 +45,7 @@ _FRAMES_MB = 64  # MiB for the rings of a few cameras; also a container's defaul
 
 
 def meminfo(root: Root) -> dict[str, int]:
-    """Return `/proc/meminfo` as MiB by name."""
+    """Return the sizes in `/proc/meminfo`, in MiB, by their names."""
     found = re.findall(r"^(\w+):\s*([0-9]{1,15}) kB", root.read("proc/meminfo") or "", re.MULTILINE)
     return {name: int(text) >> 10 for name, text in found}
 
@@ -55,7 +55,7 @@ def memory(known: Mapping[str, int]) -> Check:
     if "MemTotal" not in known or "MemAvailable" not in known:
         return unknown(Name.MEMORY, "/proc/meminfo does not have the size of the memory")
     total, available = known["MemTotal"], known["MemAvailable"]
-    message = f"{available} of {total} MiB are available"
+    message = f"{available} of {total} MiB of memory are available"
     remedy = "stop other programs that use memory (see: ps aux --sort=-rss), or use a smaller model"
     if available < _TOO_LITTLE_MB:
         return wrong(Name.MEMORY, f"only {message}; engine hosts and builds will be killed", remedy)
@@ -72,7 +72,7 @@ def swap(known: Mapping[str, int]) -> Check:
     if total and total - free > _SWAPPING * total:
         message = f"{total - free} of {total} MiB of swap are in use; answers wait for the disk"
         return warning(Name.SWAP, message, "free some memory; use smaller or fewer models")
-    return ok(Name.SWAP, f"{total - free} of {total} MiB are in use" if total else "the box has no swap")
+    return ok(Name.SWAP, f"{total - free} of {total} MiB of swap are in use" if total else "the box has no swap")
 
 
 def memory_limit(root: Root) -> Check:
@@ -88,10 +88,10 @@ def memory_limit(root: Root) -> Check:
         return ok(Name.MEMORY_LIMIT, "no cgroup limits this process below the box's memory")
     used, limit_mb = _used_mb(root), int(limit)
     if used > _FULL * limit_mb:
-        return wrong(Name.MEMORY_LIMIT, f"{used} of the {limit_mb} MiB that the cgroup allows are in use", raise_it)
+        return wrong(Name.MEMORY_LIMIT, f"{used} of the {limit_mb} MiB that the cgroup allows are used", raise_it)
     if limit_mb < _SMALL_LIMIT_MB:
-        return warning(Name.MEMORY_LIMIT, f"the cgroup allows {limit_mb} MiB; a single build may need more", raise_it)
-    return ok(Name.MEMORY_LIMIT, f"the cgroup allows {limit_mb} MiB")
+        return warning(Name.MEMORY_LIMIT, f"the cgroup allows {limit_mb} MiB; a single build can need more", raise_it)
+    return ok(Name.MEMORY_LIMIT, f"the cgroup allows {limit_mb} MiB of memory")
 
 
 def _used_mb(root: Root) -> int:
@@ -122,14 +122,15 @@ def kernel(root: Root) -> Iterator[Check]:
 def confinement(lacking: tuple[str, ...]) -> Check:
     """Check whether this kernel supports the confinement of processes that open models."""
     if lacking:
-        message = f"engine hosts and builds are confined less than usual: this kernel lacks {', '.join(lacking)}"
-        remedy = "use Linux 6.12 or newer, with landlock in lsm=; see docs/security.md"
+        message = f"engine hosts and builds are confined only in part: this kernel lacks {', '.join(lacking)}"
+        remedy = "use Linux 6.12 or newer, with landlock in the boot parameter lsm=; see docs/security.md"
         return warning(Name.CONFINEMENT, message, remedy)
     return ok(Name.CONFINEMENT, "Landlock and seccomp confine engine hosts and builds to their own files")
 
 
 class Descriptors(msgspec.Struct, frozen=True):
-    """How many files a process may open (`most`) and has open (`used`, None if unknown). `whose` names the process."""
+    """The file descriptors of a process. `most` is the number that it can open at once. `used` is the number that is
+    open; None if unknown. `whose` names the process."""
 
     most: int
     whose: str
@@ -137,7 +138,7 @@ class Descriptors(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pid: int | None) -> Descriptors:
-        """Return the descriptors of the daemon with process id `pid`; of this process if those cannot be read."""
+        """Return the descriptors of the daemon with process id `pid`, or of this process if those cannot be read."""
         text = Root().read(f"proc/{pid}/limits") if pid is not None else None
         match = re.search(r"^Max open files\s+([0-9]{1,18}|unlimited)", text or "", re.MULTILINE)
         if match is None:
@@ -154,7 +155,7 @@ def _finite(most: int) -> int:
 
 def descriptors(known: Descriptors) -> Check:
     """Check how many files may be open at once."""
-    message = f"{known.whose} may open {known.most} files at once"
+    message = f"{known.whose} can open at most {known.most} files at once"
     remedy = "raise it: LimitNOFILE=65536 in the unit, ulimit -n 65536 in a shell, --ulimit nofile=65536 of a container"
     if known.used is not None and known.used > _NEARLY * known.most:
         return wrong(Name.DESCRIPTORS, f"{message} and has {known.used} open; connections will be refused", remedy)
@@ -176,7 +177,7 @@ def arena(arena_mb: int) -> Check:
         finally:
             os.close(handle)
     except OSError as error:
-        why = f"{error.strerror or error}; no host can be started"
+        why = f"{error.strerror or error}; no engine host can be started"
         remedy = "lower hosts.arena_mb, or allow memfd_create if a sandbox forbids it"
         return wrong(Name.SHARED_MEMORY, f"cannot allocate {arena_mb} MiB of anonymous memory: {why}", remedy, between)
     return ok(Name.SHARED_MEMORY, f"{arena_mb} MiB of anonymous memory can be allocated", between)
@@ -206,21 +207,22 @@ def shared_memory(known: SharedMemory | None) -> Check:
     folder = str(shared_layout.FOLDER)
     enlarge = "mount -o remount,size=256m /dev/shm, or --shm-size=256m for a container"
     if known is None:
-        message = "it is missing; clients on this machine must send pictures as bytes"
+        message = "the folder is missing; clients on this machine must send pictures as bytes"
         return warning(Name.SHARED_MEMORY, message, "mount -t tmpfs -o size=256m tmpfs /dev/shm", folder)
     if not known.is_writable:
-        return warning(Name.SHARED_MEMORY, "this user may not write there", f"chmod 1777 {folder}", folder)
+        message = f"the user that runs this command cannot write to {folder}"
+        return warning(Name.SHARED_MEMORY, message, f"chmod 1777 {folder}", folder)
     if known.total_mb < _FRAMES_MB:
-        message = f"{known.total_mb} MiB are too small for pictures; clients must send them as bytes"
+        message = f"a size of {known.total_mb} MiB is too small for pictures; clients must send pictures as bytes"
         return wrong(Name.SHARED_MEMORY, message, enlarge, folder)
     message = f"{known.free_mb} of {known.total_mb} MiB are free"
     if known.free_mb < _FRAMES_MB // 4:
-        return warning(Name.SHARED_MEMORY, f"only {message}", f"remove unused files there, or {enlarge}", folder)
+        return warning(Name.SHARED_MEMORY, f"only {message}", f"remove unused files in it, or {enlarge}", folder)
     return ok(Name.SHARED_MEMORY, message, folder)
 
 
 _SYNCHRONIZED = "run/systemd/timesync/synchronized"
-_SET = "see: timedatectl status; set it with: timedatectl set-ntp true, or date -s"
+_SET = "see: timedatectl status; set the clock with: timedatectl set-ntp true, or date -s"
 _LEEWAY_SECONDS = 300.0  # a harmless difference between two boxes' clocks
 _LAST_YEAR = 2100
 _STA_UNSYNC = 0x40  # of timex.status
@@ -254,8 +256,8 @@ def clock(installed_at: float, latest_engine: float, now: float | None = None) -
             date = f"{then:g} seconds since 1970" if past is None else f"{past:%Y-%m-%d}"
             return wrong(Name.CLOCK, f"the clock is at {shown}, which is {what} ({date})", _SET)
     if moment.year > _LAST_YEAR:
-        return wrong(Name.CLOCK, f"the clock is at {shown}", _SET)
-    return ok(Name.CLOCK, f"it is {shown}")
+        return wrong(Name.CLOCK, f"the clock is at {shown}, which is far in the future", _SET)
+    return ok(Name.CLOCK, f"the clock is at {shown}")
 
 
 def _moment(seconds: float) -> datetime.datetime | None:
@@ -278,8 +280,8 @@ def clock_sync(synchronized: bool | None, has_battery: bool) -> Check:
     if synchronized is None:
         return unknown(Name.CLOCK_SYNC, "it is unknown whether NTP synchronises the clock")
     if synchronized:
-        return ok(Name.CLOCK_SYNC, "NTP synchronises it")
-    more = "" if has_battery else ", and the box has no battery clock: it may start in the past"
+        return ok(Name.CLOCK_SYNC, "NTP synchronises the clock")
+    more = "" if has_battery else "; the box has no battery clock, so its clock can start in the past"
     remedy = "timedatectl set-ntp true, or install chrony"
     return warning(Name.CLOCK_SYNC, f"the clock is not synchronised{more}", remedy)
 

@@ -1,4 +1,4 @@
-"""Admission: finds whether a model file can be served on this box and by which backends, or why not.
+"""Admission: finds whether this box can serve a model file, and with which backends. If it cannot, finds the reason.
 
     file -> parse -> graph -> opset -> operators -> external data -> memory -> session -> inference
 
@@ -44,9 +44,9 @@ _SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after a finding of these st
 class Admission(msgspec.Struct, frozen=True):
     """The outcome of admission.
 
-    model: the model; may be None if it is refused. backends: by backend, why the backend cannot run the model; empty if
-    it can. finding: why the model is refused; None if the model can be served. warnings: findings about a model that
-    can be served.
+    model: the model; None if the check of its file or of its memory refuses it. backends: for each backend, the reason
+    why it cannot run the model; empty if it can. finding: why the model is refused; None if the model can be served.
+    warnings: findings about a model that can be served.
     """
 
     inspection: Inspection
@@ -62,9 +62,9 @@ class Admission(msgspec.Struct, frozen=True):
 
 
 class FamilyComparison(msgspec.Struct, frozen=True):
-    """The families (decoders of outputs) that accept a model, the likeliest first. `families` has, for each family, its
-    settings and what it finds in a picture. `picture` is a JPEG with a tile for each family. Both fields are empty if
-    no family accepts the model with the given settings."""
+    """The families (decoders of outputs) that accept a model, the likeliest first. `families` has, for each family, the
+    settings that select the family, and what the family finds in a picture. `picture` is a JPEG with a tile for each
+    family. Both fields are empty if no family accepts the model with the given settings."""
 
     families: tuple[tuple[dict[str, str], jobs.TriedFamily], ...] = ()
     picture: bytes = b""
@@ -162,13 +162,17 @@ async def try_families(
     limits = msgspec.structs.replace(limits, seconds=limits.seconds * feeds)  # one inference for each preprocessing
     answer = await run(job, jobs.TriedFamilies, limits)
     if len(answer.families) != len(found):  # a hostile model may have taken over the child
-        raise BuildFailed(f"the child answered for {len(answer.families)} families instead of {len(found)}")
+        raise BuildFailed(
+            f"cannot try the families: the process that runs the model answered for {len(answer.families)} families"
+            f" instead of {len(found)}; do not trust this model"
+        )
     settings_of = (each.settings for each in found)
     return FamilyComparison(tuple(zip(settings_of, answer.families, strict=True)), answer.picture)
 
 
 class Proven(msgspec.Struct, frozen=True):
-    """The outcome of a successful trial: warnings, and the speedup by batches as in `Model.batch_gain`."""
+    """The outcome of a successful trial: the warnings, and how many times faster batches are (see
+    `Model.batch_gain`)."""
 
     warnings: tuple[Finding, ...] = ()
     batch_gain: float = 0.0
@@ -214,8 +218,8 @@ def _job(path: Path, inspection: Inspection, model: Model | None, backend: str, 
 def _judged(
     inspection: Inspection, model: Model | None, answers: Mapping[str, jobs.Checked | str], held: Finding | None
 ) -> Admission:
-    """Combine the findings of runtimes with `held`, the finding about the file (None without a finding). The finding of
-    the earliest stage counts."""
+    """Combine the findings of runtimes with `held`, the finding about the file (None if the file has no finding). The
+    finding of the earliest stage is reported."""
     backends = {}
     for name, answer in answers.items():
         found = answer if isinstance(answer, str) else trials.first(answer.finding, held)
@@ -223,7 +227,7 @@ def _judged(
     reference = answers.get(REFERENCE.backend)
     if not isinstance(reference, jobs.Checked):
         why = f": {reference}" if reference else ""
-        message = f"ONNX Runtime is missing{why}; every engine is compared with it"
+        message = f"ONNX Runtime is missing{why}; every engine is compared with ONNX Runtime"
         missing = Finding(Stage.OPSET, Category.NO_RUNTIME, message, "install onnxruntime")
         return Admission(inspection, model, backends, trials.first(held, missing))
     finding, warnings = trials.decided(reference, inspection.suspicion)
@@ -241,7 +245,9 @@ async def _check_samples(model: Model, samples: Sequence[Path]) -> None:
     """Check samples in a child, because decoders are written in C and pictures may be malicious."""
     recognition = model.recognition
     if recognition.preprocess is None and not all(model_samples.is_tensors(sample.name) for sample in samples):
-        raise InvalidInput(f"this model takes no pictures ({recognition.picture}); give samples as .npz, or none")
+        raise InvalidInput(
+            f"this model takes no pictures ({recognition.picture}); give its samples as .npz files, or give no samples"
+        )
     paths = tuple(str(sample.absolute()) for sample in samples)
     await run(jobs.CheckSamples(paths, model.inspection.signature), jobs.Done, _LIMITS)
 
@@ -256,6 +262,6 @@ async def supports(backends: Iterable[str]) -> tuple[RuntimeSupport, ...]:
         except EdgedError as error:
             found.append(RuntimeSupport(backend, problem=str(error)))
             continue
-        problem = "" if loaded.opset and loaded.ir_version else "it takes no model"
+        problem = "" if loaded.opset and loaded.ir_version else "the runtime rejects models of every ONNX version"
         found.append(RuntimeSupport(backend, loaded.version, loaded.opset, loaded.ir_version, problem))
     return tuple(found)

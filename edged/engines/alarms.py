@@ -104,16 +104,18 @@ class Alarms:
 
 
 def _about(alarm: Alarm, event: type[AlarmRaised | AlarmCleared]) -> dict[str, str]:
-    """Return the structured fields of a log line. `event` has the same name as in the event stream."""
+    """Return the structured fields of a log line about an alarm. The field `event` has the name of the event type in
+    the event stream."""
     named = {"event": str(event.__struct_config__.tag), "alarm": alarm.kind.value}
     return {**named, "model": alarm.model, "engine": alarm.engine[:12]}
 
 
 class Box(msgspec.Struct, frozen=True):
-    """The state of the whole box. A text is empty if there is no such problem.
+    """The state of the whole box.
 
     busy: the share of the processors in use. paused: why nothing is built. is_reboot_pending: a new driver needs a
-    reboot. untracked: why the tracker does not work. state: why the state folder cannot be written.
+    reboot. untracked: why the tracker of objects does not work. state: why the state folder cannot be written. The
+    texts `paused`, `untracked` and `state` are empty if there is no such problem.
     """
 
     busy: float = 0.0
@@ -131,7 +133,7 @@ def of_sharing(sharing: EngineSharing) -> Iterator[Alarm]:
 
 def of_language(models: LanguageModels, describer: Describer) -> Iterator[Alarm]:
     """Yield an alarm for each language model that cannot be served, or that runs on the CPU instead of its device.
-    Yield an alarm for each rule whose last description failed."""
+    Yield an alarm for each rule for which the last attempt to describe a picture failed."""
     for name, message in models.troubles():
         yield Alarm(AlarmKind.UNSERVED, message, name)
     for name, message in models.fallbacks():
@@ -144,12 +146,12 @@ def wrong(
     models: Iterable[PlannedModel], settings: Engines, now: float, box: Box, health: Health | None = None
 ) -> Iterator[Alarm]:
     """Yield an alarm for each problem. `now` is in monotonic seconds; `health` says how many probes of an engine must
-    fail before it counts as failing."""
+    fail before the engine counts as failing."""
     if box.paused:
         yield Alarm(AlarmKind.BUILDS_PAUSED, box.paused)
     if box.state:
         what = "models cannot be added or removed, and commands are not recorded; existing models are served"
-        yield Alarm(AlarmKind.STATE_UNWRITABLE, f"{box.state}: {what}; mount it read-write, or use another --state")
+        yield Alarm(AlarmKind.STATE_UNWRITABLE, f"{box.state}: {what}; make the folder writable, or change --state")
     if box.is_reboot_pending:
         yield Alarm(AlarmKind.REBOOT_PENDING, _REBOOT)
     if box.untracked:
@@ -199,26 +201,28 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
     name = planned.entry.name
     if planned.problem is not None:
         word = (
-            "changed on disk and cannot be served; its previous version serves"
+            "changed on disk; its previous version serves, because the new version cannot be served"
             if planned.serving
             else "cannot be served"
         )
         yield Alarm(AlarmKind.UNSERVED, f"model {name} {word}: {planned.problem}", name)
     narrowing = [f"{name}={planned.entry.settings[name]}" for name in _NARROWING if name in planned.entry.settings]
     if narrowing and planned.engines and all(engine.recipe.is_reference for engine in planned.engines.values()):
-        why = f"{', '.join(narrowing)} allows no engine that this box can make; change it, or install the backend"
+        why = f"its settings {', '.join(narrowing)} allow no other engine here; change them, or install the backend"
         yield Alarm(AlarmKind.NO_CANDIDATE, f"model {name} is served by the reference engine only: {why}", name)
     for key, engine in planned.engines.items():
         if engine.state is EngineState.QUARANTINED and not engine.is_held:
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is no longer tried: {engine.reason}"
-            yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
+            message = f"{message}; to try it again: edged engines rebuild --engine {key[:12]}"
+            yield Alarm(AlarmKind.QUARANTINED, message, name, key)
         if engine.mismatch:
             what = f"model {name}: stored engine {key[:12]} ({engine.recipe.backend}) does not answer as the reference"
-            how = f"{engine.mismatch}; it does not serve and is built again; check the permissions of the cache folder"
+            how = f"{engine.mismatch}; the engine is not used and is built again; check the cache folder's permissions"
             yield Alarm(AlarmKind.ENGINE_MISMATCH, f"{what}: {how}", name, key)
         if engine.quarantined:
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is quarantined: {engine.quarantined}"
-            yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
+            message = f"{message}; to try it again: edged engines rebuild --engine {key[:12]}"
+            yield Alarm(AlarmKind.QUARANTINED, message, name, key)
     if planned.quarantine:
         message = f"model {name} is not served: its engines are quarantined or refused; see: edged engines list {name}"
         yield Alarm(AlarmKind.QUARANTINED, message, name)
@@ -249,6 +253,6 @@ def _placement(planned: PlannedModel) -> Iterator[Alarm]:
         if not built and not engine.misplaced:
             continue
         where = f"does not run entirely on {engine.recipe.device}: {'; '.join((*built, *engine.misplaced))}"
-        unused = "" if is_serving else "; it does not serve"
+        unused = "" if is_serving else "; this engine does not serve"
         message = f"model {planned.entry.name}: engine {key[:12]} {where}{unused}; see: edged engines show {key[:12]}"
         yield Alarm(AlarmKind.FALLBACK, message, planned.entry.name, key)

@@ -130,8 +130,9 @@ class Builder:
     async def inspect(self, path: Path, tries: int = 1) -> Inspection:
         """Inspect a model file. If the model cannot be served, the result's `finding` says why.
 
-        Raises ModelRefused with a finding if the file is not a model, or if its reader crashes or exceeds the limits. A
-        file whose reader exceeds the limits is read at most `tries` times in a row, also across restarts.
+        Raises ModelRefused with a finding if the file is not a model, or if the child that reads it crashes or exceeds
+        the limits. After `tries` attempts in a row that exceeded the limits, the file is not read again. Attempts
+        before a restart of the daemon count too.
         """
         path = path.absolute()
         graph, known = await asyncio.to_thread(self._known, path)
@@ -230,7 +231,7 @@ class Builder:
             built = await self._build(task, out, on_progress, reserve, capability)
             seconds = round(time.monotonic() - begun, 3)
             facts = BuildFacts(started, built.seconds, built.peak_memory_mb, __version__, seconds, task.effort)
-            verdict = Verdict(False, f"built ahead for {device}; it is verified there before it serves", {})
+            verdict = Verdict(False, f"built ahead for {device}; the engine is verified there before it serves", {})
             record = EngineRecord(
                 *(task.key.parts, task.model.name, task.recipe, built.artefact.files, facts, verdict),
                 ahead=device,
@@ -258,11 +259,12 @@ class Builder:
             return self._store.records()[digest]
 
     async def adopt(self, task: Task, source: str, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
-        """Try the files of the engine `source`, built ahead or for another driver, as the engine of this task.
+        """Test whether the files of the stored engine `source` also work as the engine of this task. The engine
+        `source` was built in advance on another box, or for another driver.
 
         If the answers are right, commit the files under the new key as well, and return the record. If the answers are
-        wrong, raise WrongAnswers. After any error, build the engine instead. Raises KeyError if the store has no engine
-        `source`.
+        wrong, raise WrongAnswers. After any error, the caller builds the engine instead. Raises KeyError if the store
+        has no engine `source`.
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             old, artefact = self._store.records()[source], self._store.artefact(source)
@@ -305,9 +307,9 @@ class Builder:
                 place.unlink()
 
     def forget_others(self, needed: Set[str]) -> None:
-        """Remove the cached files of models that were removed while no daemon ran. These are the models with golden
-        answers whose digest is not in `needed`, and that have no engine in the store. The other caches are small and
-        bounded."""
+        """Remove the cached files of models that were removed while no daemon ran. A model counts as removed if it has
+        golden answers, its digest is not in `needed`, and the store has no engine of it. The cached files of a removed
+        model without golden answers stay, because these files are small and their number is limited."""
         self._later(partial(self._forget_others, frozenset(needed)))
 
     def _forget_others(self, needed: Set[str]) -> None:
@@ -317,8 +319,8 @@ class Builder:
             self._forget(digest)
 
     def recorded(self, model: Model) -> list[Sample]:
-        """Read a model's golden inputs with the reference's answers from disk; empty if the file is missing or
-        damaged."""
+        """Read a model's golden inputs with the reference's answers from disk. Return an empty list if the file is
+        missing or damaged."""
         place = self._golden / f"{Standard.of(model, REFERENCE.precision, self.facts()).golden}.golden"
         try:
             return load_golden(place).samples if place.exists() else []
@@ -326,8 +328,9 @@ class Builder:
             return []
 
     def expected_seconds(self, task: Task) -> float | None:
-        """Estimate the seconds for making an engine. This is the time of this model's last engine of the backend,
-        otherwise the mean time of all engines of the backend. None if the store has no engine of the backend."""
+        """Estimate the seconds for making an engine. If the store has an engine of this model and backend, return the
+        seconds that making the newest one took. Otherwise return the mean of all engines of the backend. Return None if
+        the store has no engine of the backend."""
         kin = [
             record
             for record in self._store.records().values()
@@ -371,7 +374,10 @@ class Builder:
     def _require_none(self, digest: str) -> None:
         stored = self._store.read(digest)  # another process may have built it meanwhile
         if stored is not None and stored.is_usable:
-            raise Refused(f"{self._store.root} already has a verified engine {digest[:12]}; use another --cache")
+            raise Refused(
+                f"{self._store.root} already has the verified engine {digest[:12]}, which an unverified build must not"
+                " replace; use a different --cache"
+            )
 
     async def _judge(
         self,
@@ -381,8 +387,8 @@ class Builder:
         reference: tuple[Path, Standard],
         on_progress: OnProgress,
     ) -> EngineRecord:
-        """Verify an engine, judge it on frames of cameras if there is a collection, and time it if it is accepted.
-        Return `record` with the outcome."""
+        """Verify an engine, judge it on camera frames if frames were collected for the model, and time it if it is
+        accepted. Return `record` with the outcome."""
         golden, standard = reference
         on_progress(jobs.Progress("verifying"))
         model = task.model
@@ -432,7 +438,7 @@ class Builder:
     async def _reference(self, model: Model, recipe: Recipe, on_progress: OnProgress) -> tuple[Path, Standard]:
         """Return the file of golden answers, and the standard for the engine. Makes the file if it does not exist.
 
-        Raises Superseded if the child loads another version of the reference's runtime than the version in the facts.
+        Raises Superseded if the child loads a different version of the reference's runtime than the facts state.
         """
         now = await asyncio.to_thread(model.with_contents)  # the samples may have changed since planning
         facts = self.facts()
@@ -465,8 +471,8 @@ class Builder:
     @contextlib.asynccontextmanager
     async def _storing(self) -> AsyncIterator[None]:
         """Convert an error of the block into OutOfSpace if the disk is full, because runtimes rarely name this cause.
-        Convert other OSErrors into BuildFailed. Use this inside `Store.stage` too: after an error, `Store.stage`
-        removes its folder. Only the inner check still finds the disk full."""
+        Convert other OSErrors into BuildFailed. Use this context around `Store.stage`, and also inside it. After an
+        error, `Store.stage` removes its folder, which frees space. So only the inner context finds the disk full."""
         try:
             yield
         except OSError as error:
@@ -503,8 +509,8 @@ class Builder:
         atomic.prune(self._inspections, _KEPT)
 
     def _known(self, path: Path) -> tuple[str, Inspection | None]:
-        """Return a file's digest (empty if the file cannot be read), and its cached inspection (None without one, or if
-        the model has external data)."""
+        """Return a file's digest (empty if the file cannot be read), and its cached inspection (None without a cached
+        inspection, or with external data)."""
         try:
             is_readable = path.is_file() and too_large(path.name, path.stat().st_size) is None
             graph = file_digest(path) if is_readable else ""
@@ -516,8 +522,8 @@ class Builder:
         return graph, known if is_same else None
 
     def _read_place(self, graph_digest: str) -> Path:
-        """Return the path of a cached inspection. The name includes edged's version, because another version may
-        inspect more."""
+        """Return the path of a cached inspection. The name includes edged's version, because a newer version may
+        inspect more details."""
         return self._inspections / f"{graph_digest}-{__version__}-{_READ_FORMAT}.json"
 
 

@@ -62,7 +62,8 @@ Prove: TypeAlias = Callable[[Model, int], Awaitable[Proven]]
 
 
 class Scan(NamedTuple):
-    """A scan of the disk: the versions to be served, and the stamps of their external data, both by name."""
+    """A scan of the disk. `entries` maps a name to the version to be served, `weights` maps a name to the stamp of the
+    external data."""
 
     entries: dict[str, ModelEntry]
     weights: dict[str, str]
@@ -72,15 +73,15 @@ class ModelSource(Protocol):
     """Source of the models to be served."""
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Return the entries by name: NAME, or NAME:VERSION for further versions. Raises OSError if the
+        """Return a mapping from a name (NAME, or NAME:VERSION for further versions) to its entry. Raises OSError if the
         scan of the models fails."""
 
 
 class Catalogue:
-    """Keeps a plan of each model to be served in `models`, and the ensembles in `ensembles`. `retire` closes the
-    session of a removed model.
+    """Keeps the plans of the models and ensembles that are to be served. `models` and `ensembles` map each name to its
+    plan. `retire` closes the session of a removed model.
 
-    A version that replaces another is read and opened in the same slot while the previous version answers.
+    A version that replaces another version is read and opened in the same slot while the previous version answers.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Catalogue:
         found = self.find_any(name, version)
         if isinstance(found, PlannedEnsemble):
             raise InvalidInput(
-                f"model {name[:80]!r} is an ensemble, which has no engine and answers only tensor requests;"
+                f"model {name[:80]!r} is an ensemble; it has no engine and answers only tensor requests;"
                 f" its models are {', '.join(found.part_names)[:200]}"
             )
         return found
@@ -146,8 +147,8 @@ class Catalogue:
         if planned is None:
             if name in self.language:
                 raise InvalidInput(
-                    f"model {name[:80]!r} is a language model, which answers chats and streams of requests; see"
-                    " docs/language.md"
+                    f"model {name[:80]!r} is a language model; use the method Chat, ModelStreamInfer or OpenAI's"
+                    " protocol; see docs/language.md"
                 )
             known = ", ".join(sorted((*self.models, *self.ensembles, *self.language))) or "none"
             raise ModelNotFound(f"no model {name[:80]!r}; available: {known}" if name else _which(known))
@@ -197,7 +198,7 @@ class Catalogue:
         return self.take(self.scan(self._weights()))
 
     def scan(self, weights: Mapping[str, tuple[Path, ...]]) -> Scan:
-        """Return a scan of the disk. `weights`: the files with external data of the known models, by name."""
+        """Return a scan of the disk. `weights` maps the name of each known model to its files with external data."""
         shelved = {k: e for k, e in self._selection.entries().items() if e.model not in self._named}
         named = {each.name: each for name, path in self._named.items() for each in _named_entries(name, path)}
         return Scan({**shelved, **named}, {name: stamp(files) for name, files in weights.items()})
@@ -261,8 +262,8 @@ class Catalogue:
             self._builder.forget_others(needed)
 
     def _is_awaited(self, name: str, entries: Mapping[str, ModelEntry]) -> bool:
-        """Whether version NAME:VERSION must stay because it is about to become the default version. Its own slot
-        answers until the default slot has loaded it."""
+        """Whether version NAME:VERSION must stay because it is about to become the default version. Until the slot NAME
+        has loaded this version, the slot NAME:VERSION answers."""
         model, version = split_name(name)
         planned, entry = self.models.get(model), entries.get(model)
         if not version or planned is None or entry is None or entry.version != version:
@@ -285,14 +286,14 @@ class Catalogue:
                 self.read_again(planned)
 
     def recognise_again(self) -> None:
-        """Read again every model that a family of another package may decode, because these families changed."""
+        """Read again every model that a family of another package could decode, because these families changed."""
         for planned in self.models.values():
             read = planned.model if planned.problem is None else None
             if read is None or read.recognition.package is not None or not read.recognition.family:
                 self._read(planned)
 
     def replan(self, planned: PlannedModel) -> None:
-        """Plan a model again, because it should have other engines now."""
+        """Plan a model again, because it should have different engines now."""
         if planned.model is not None:
             self._plan(planned, planned.model)
 
@@ -347,7 +348,7 @@ class Catalogue:
             self._refuse(planned, error)
             self._tasks.start(self._once_more(planned, entry, error))
         except Exception as error:  # a bug, or a failing box: refuse the model, so that clients do not wait forever
-            _LOG.exception("model %s: cannot read it", entry.name)
+            _LOG.exception("model %s: cannot read the model", entry.name)
             refusal = EngineUnusable(f"cannot read the model ({type(error).__name__}); see the log")
             self._refuse(planned, refusal)
             self._tasks.start(self._read_later(planned, entry, refusal, _AGAIN_SECONDS[-1]))
@@ -387,8 +388,7 @@ class Catalogue:
         self._events.emit(EngineMoved(engine.state.value, engine.recipe.backend, engine.reason), model, engine.digest)
 
     def _refuse(self, planned: PlannedModel, error: EdgedError) -> None:
-        """Refuse the model on disk. If an engine of the model's previous content serves, that engine continues to
-        serve."""
+        """Refuse the model on disk. An engine that already serves the model's previous content continues to serve."""
         # The alarm about this model is logged once when it begins. If the reason changes during the alarm, it is logged
         # here.
         level = logging.DEBUG if planned.problem is None else logging.WARNING

@@ -89,7 +89,7 @@ async def run(
             child = OneShotChild(process, what, limits, on_progress, patience)
         except OSError as error:
             raise BuildFailed(
-                f"cannot start the {what} child: {error.strerror or error}; check processes, memory and disk space"
+                f"cannot start the {what} child: {error.strerror or error}; check process limits, memory and disk space"
             ) from error
         try:
             last = await child.last_word()
@@ -103,14 +103,18 @@ async def run(
             return msgspec.json.decode(last.payload, type=ready(answer))
         failure = msgspec.json.decode(last.payload, type=ready(jobs.Failure))
     except UNREADABLE as error:
-        raise BuildFailed(f"cannot parse the answer of the {what} child: {error}") from error
+        raise BuildFailed(
+            f"cannot parse the answer of the {what} child process: {error}; restart edged if it was updated meanwhile"
+        ) from error
+    if failure.error == MemoryError.__name__:
+        raise ChildLost(f"{what} child process used more memory than its limit, {limits.memory_mb:g} MiB", "too large")
     raise _error(failure)
 
 
 @contextlib.contextmanager
 def _reach(job: jobs.Job) -> Iterator[Reach]:
-    """Yield what the child may access, including a temporary folder that exists during the block. Reads the model's
-    folder."""
+    """Yield what the child may access, including a temporary folder that exists during the block. Lists the model's
+    folder on disk, so call this in a thread."""
     scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` parses this name
     try:
         yield reach_of(job, scratch)
@@ -119,9 +123,9 @@ def _reach(job: jobs.Job) -> Iterator[Reach]:
 
 
 def sweep_scratch() -> None:
-    """Remove temporary folders of children whose parent has ended. Call this before the process starts a child, because
-    folders with this process's id are removed too. In a container, a process often has the same id as its
-    predecessor."""
+    """Remove temporary folders of children whose parent has ended. Folders with the id of this process are removed too,
+    because in a container the previous process often had the same id. So call this function before this process starts
+    a child."""
     for folder in Path(tempfile.gettempdir()).glob("edged-*-*"):
         owner = folder.name.split("-")[1]
         is_gone = owner.isdecimal() and (int(owner) == os.getpid() or not os.path.exists(f"/proc/{owner}"))
@@ -130,7 +134,7 @@ def sweep_scratch() -> None:
 
 
 class OneShotChild:
-    """One running child. `what` is the kind of its job. Create it in the event loop."""
+    """One running child. `what` is the kind of its job. Create the object in the event loop."""
 
     def __init__(
         self, process: JobProcess, what: str, limits: Limits, on_progress: OnProgress | None, patience: Patience
@@ -201,7 +205,8 @@ class OneShotChild:
             self._log.close()
 
     def how(self) -> How:
-        """Return "killed" if SIGKILL or SIGTERM ended the child, otherwise "crashed": the model may be the cause."""
+        """Return "killed" if SIGKILL or SIGTERM ended the child, because these signals come from outside the child.
+        Otherwise return "crashed"; then the model may be the cause."""
         return "killed" if self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM) else "crashed"
 
     def how_it_ended(self) -> str:

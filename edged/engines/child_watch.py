@@ -4,7 +4,7 @@ A child is active if it sends a message or uses enough processor time. A little 
 a flag also uses some, while the working thread waits forever on a lock.
 
 OpenVINO and ONNX Runtime report no progress while they compile, which takes seconds unless the compiler hangs. TensorRT
-may take most of an hour, and reports progress from version 10 on.
+may take almost an hour, and reports progress from version 10 on.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LOOKS_PER_SEARCH = 4  # a search for new processes reads all of /proc; a look a
 class Patience(msgspec.Struct, frozen=True):
     """Extensions of a child's time limit, and limits of the time between two messages, in seconds.
 
-    starved_seconds: the most time by which waiting for a processor extends the limit. granted: the extension by phase;
-    of the phases that the child has reported, the one with the longest extension counts. progress_seconds: the
-    extension for a child that reports a fraction. quiet_seconds: the longest time without a message, even while the
-    child computes. step_seconds: replaces quiet_seconds once the child has reported a fraction. For quiet_seconds and
-    step_seconds, 0 means no limit.
+    starved_seconds: the maximum extension for the time of waiting for a processor. granted: a mapping from a phase to
+    an extension. If the child has reported several phases, the longest of their extensions applies. progress_seconds:
+    the extension for a child that reports which fraction of its work is done. quiet_seconds: the longest time without a
+    message, even while the child computes. step_seconds: replaces quiet_seconds once the child has reported a fraction.
+    For quiet_seconds and step_seconds, 0 means no limit.
     """
 
     starved_seconds: float = 0.0
@@ -95,8 +95,8 @@ def read(pid: int) -> Reading | None:
 
 
 def family(pid: int) -> set[int]:
-    """Return the ids of the session that process `pid` leads: the leader, all processes in the session, and their
-    descendants, including zombies.
+    """Return the process ids of the session that process `pid` leads: the leader, all processes in the session, and all
+    their descendants. Zombies are included.
 
     A process that left the session and lost its parent is not found.
     """
@@ -109,8 +109,8 @@ def family(pid: int) -> set[int]:
 
 
 def kill(pid: int) -> set[int]:
-    """Kill a session's leader and its family. The leader must not be reaped yet. Returns the family without the
-    leader."""
+    """Kill a session's leader and its family. The leader must not be reaped yet. Returns the ids of the family without
+    the leader."""
     try:
         members = family(pid) - {pid}
     except OSError:  # no file descriptor is left for the search; killpg still kills the group
@@ -218,7 +218,8 @@ def patience(model: Model, backend: str, trial_seconds: float, limits: Limits) -
 
 
 def quiet_seconds(model: Model, trial_seconds: float) -> float:
-    """Return the most seconds between two messages of a child, without the time spent waiting for a processor."""
+    """Return the maximum number of seconds between two messages of a child, without the time spent waiting for a
+    processor."""
     inspection = model.inspection
     size_mb = (inspection.size + sum(file.size for file in inspection.external)) / (1 << 20)
     nodes = sum(inspection.operators.values())

@@ -29,7 +29,8 @@ _Planned: TypeAlias = tuple[PlannedModel, PlannedEngine]
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """The engines that a command selects: those of a model, one engine by its key or key prefix, or all."""
+    """The engines that a command selects: all engines of a model, one engine (by its key or a prefix of the key), or
+    all engines."""
 
     model: str = ""
     engine: str = ""
@@ -47,8 +48,8 @@ class Ordered(msgspec.Struct, frozen=True):
 
 class Commands:
     """Carries out operators' commands. Methods with a selection raise NotFound if its model or key matches no engine,
-    and InvalidInput if it is invalid. `rebuild`, `pin`, `unpin` and `evict` raise Refused if the store cannot be
-    changed."""
+    and InvalidInput if the selection is invalid. `rebuild`, `pin`, `unpin` and `evict` raise Refused if the store
+    cannot be changed."""
 
     def __init__(
         self,
@@ -64,8 +65,8 @@ class Commands:
         self._events, self._wake, self._forgive = events, wake, forgive
 
     def rebuild(self, selection: Selection, force: bool) -> tuple[Ordered, ...]:
-        """Build engines: with `force` all selected engines, otherwise only the missing ones. Without `force`, a stored
-        engine that is quarantined because it killed its hosts is only opened again.
+        """Build engines. With `force`, build all selected engines; without `force`, build only the missing engines.
+        Without `force`, a stored engine that is quarantined because it killed its hosts is only opened again.
 
         A serving engine continues until its successor is verified. Returns the engines that will be built or opened
         again. Raises Refused if none of the selected engines can be made.
@@ -103,7 +104,8 @@ class Commands:
         return self._commanded("rebuild", chosen, made)
 
     def verify(self, selection: Selection) -> tuple[Ordered, ...]:
-        """Verify and time the selected stored engines again, and return them. Raises Refused if none is stored."""
+        """Verify and time the selected stored engines again, and return them. Raises Refused if none of them is
+        stored."""
         chosen = [(p, e) for p, e in self._planned(selection) if e.is_usable]
         if not chosen:
             raise Refused("no selected engine is in the store, so there is nothing to verify; see: edged engines list")
@@ -114,12 +116,13 @@ class Commands:
         return self._commanded("verify", chosen, made)
 
     def cancel(self, selection: Selection) -> tuple[str, ...]:
-        """Stop making the selected engines, including those that wait to be made. Only `rebuild` makes them again.
-        Return their keys."""
+        """Stop making the selected engines. This also applies to engines that wait to be made. Only `rebuild` makes
+        them again. Return their keys."""
         waiting = frozenset({EngineState.ABSENT, EngineState.FAILED}) | MAKING
         chosen = [(p, e) for p, e in self._planned(selection) if e.state in waiting or e.request is not Request.NONE]
         for _, engine in chosen:
-            self._maker.cancel(engine, "cancelled by an operator; see: edged engines rebuild")
+            again = f"edged engines rebuild --engine {engine.digest[:12]}"
+            self._maker.cancel(engine, f"cancelled by an operator; to make it: {again}")
         self._commanded("cancel", chosen, _once(chosen))
         return tuple(dict.fromkeys(engine.digest for _, engine in chosen))
 
@@ -134,7 +137,8 @@ class Commands:
     async def evict(self, selection: Selection) -> tuple[str, ...]:
         """Remove the files of the selected engines that are neither needed nor pinned, and return their keys.
 
-        Raises Refused if the selection is not all engines, and all selected engines are needed or pinned.
+        Raises Refused if every selected engine is needed or pinned. A selection of all engines is never refused for
+        this reason.
         """
         self._require_writable()
         keys = [key for key in self._stored(selection) if self._store.records()[key].files]
@@ -238,7 +242,8 @@ class Commands:
         return keys
 
     def _models(self) -> dict[str, str]:
-        """Return the model of each stored engine. Another task may remove a record while a command waits."""
+        """Return a mapping from the key of each stored engine to its model. This copy stays complete if another task
+        removes a record while a command waits."""
         return {key: record.model for key, record in self._store.records().items()}
 
     def _require_writable(self) -> None:
@@ -253,7 +258,7 @@ class Commands:
         if not keys and not selection.everything:
             raise NotFound(f"no engine {what}; see: edged engines list")
         if selection.engine and len(keys) > 1:
-            raise InvalidInput(f"{len(keys)} keys begin with {selection.engine!r}; give more characters")
+            raise InvalidInput(f"{len(keys)} engine keys begin with {selection.engine!r}; give more characters")
 
     def _commanded(self, verb: str, chosen: list[_Planned], made: dict[str, _Planned]) -> tuple[Ordered, ...]:
         for planned, engine in chosen:
@@ -264,8 +269,8 @@ class Commands:
 
 
 def _once(engines: Iterable[_Planned]) -> dict[str, _Planned]:
-    """Return, by key, each engine with one model: the model for which the engine is being made, or else the first
-    model."""
+    """Return a mapping from each key to the engine and one model: the model for which the engine is being made, or else
+    the first model."""
     chosen: dict[str, _Planned] = {}
     for planned, engine in engines:
         known = chosen.setdefault(engine.digest, (planned, engine))
@@ -280,7 +285,9 @@ def _is_under_way(engine: PlannedEngine) -> bool:
 
 def _check(selection: Selection) -> None:
     if selection.everything == bool(selection.model or selection.engine):
-        raise InvalidInput("select a model, an engine, or all")
+        raise InvalidInput(
+            "name a model or an engine, or select all engines; all engines cannot be combined with a model or an engine"
+        )
     if selection.engine and len(selection.engine) < _SHORTEST:
         raise InvalidInput(f"{selection.engine!r} is too short for a key prefix; give at least {_SHORTEST} characters")
 

@@ -89,7 +89,8 @@ class Liveness(msgspec.Struct, frozen=True):
     """Figures that show the watchdog whether the control loop and the hosts make progress.
 
     idle_s: seconds since the last turn of the control loop. A turn starts at least every 4 s, also during long builds.
-    overdue_s: by backend, the seconds by which a host has exceeded its time limit; 0 if it has not.
+    overdue_s: a mapping from a backend to the seconds by which a host of the backend has exceeded its time limit; 0 if
+    no host has.
     """
 
     idle_s: float
@@ -204,7 +205,7 @@ class Controller:
         self._state = ""  # why the state folder cannot be written; empty if it can
 
     def _readable(self) -> tuple[str, ...]:
-        """Return the paths of models and engines that a host may read. Reads the disk, in a thread."""
+        """Return the paths of models and engines that a host may read. Reads the disk, so call this in a thread."""
         found = []
         fetched = self.repository.root.parent / REFERENCES
         for root in (self.repository.root, self.overrides.root, self.store.engines, fetched):
@@ -233,7 +234,7 @@ class Controller:
                 if await self.catalogue.look_aside():
                     self.wake()  # the next turn acts on the changes
             except OSError as error:  # the next scan finds the same changes
-                _LOG.error("cannot scan the models: %s; trying again", error.strerror)
+                _LOG.error("cannot scan the models: %s; trying again", error.strerror or error)
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _reconcile(self) -> None:
@@ -246,13 +247,15 @@ class Controller:
                 if error.errno not in NO_DESCRIPTORS:
                     raise
                 _LOG.error(
-                    "the control loop cannot continue: %s; trying again; close connections, or raise LimitNOFILE",
-                    error.strerror,
+                    "models and engines cannot be updated now: %s; open engines continue to serve; trying again; close"
+                    " connections, or raise LimitNOFILE",
+                    error.strerror or error,
                 )
             await until_set(self._wake, self._pause(time.monotonic()))
 
     def _pause(self, now: float) -> float:
-        """Return the seconds until the next turn: fewer if an engine of an unserved model may be opened earlier."""
+        """Return the seconds until the next turn. The turn comes earlier than usual if an engine of an unserved model
+        can be opened earlier."""
         waiting = [planned for planned in self.models.values() if planned.slot.current is None]
         is_idle = not waiting and not self.maker.busy and self.load.is_low(now)
         due = (engine.open_at - now for planned in waiting for engine in planned.engines.values())
@@ -289,8 +292,7 @@ class Controller:
 
     @property
     def misses(self) -> Mapping[str, int]:
-        """The number of planned engines that the store did not have, by the kind of key part in which the nearest
-        stored engine differs (`plan.missing`)."""
+        """The number of planned engines that the store did not have, for each reason that `plan.missing` returns."""
         return self._planner.misses
 
     def liveness(self) -> Liveness:
@@ -354,7 +356,7 @@ class Controller:
             await self.catalogue.look_aside()
 
     def served(self) -> list[PlannedModel | PlannedEnsemble]:
-        """Return the plans of all models and ensembles, by name."""
+        """Return the plans of all models and ensembles, sorted by name."""
         found: list[PlannedModel | PlannedEnsemble] = [*self.models.values(), *self.ensembles.values()]
         return sorted(found, key=lambda planned: planned.entry.name)
 
@@ -444,7 +446,7 @@ class Controller:
             self.events.emit(HostLost(link.backend, why))
             self._quarantine.lost(link.loss)
         if affected and not self._stopping:
-            message = "engine host %s (pid %d) %s; affected: %s"
+            message = "engine host %s (pid %d) %s; affected models: %s"
             about = {"event": "host_lost", "backend": link.backend}
             _LOG.warning(message, link.backend, link.pid, why, ", ".join(affected), extra=about)
         self.wake()

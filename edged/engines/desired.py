@@ -66,10 +66,10 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
     """Return the recipes of all engines to make: devices x backends x precisions x threads.
 
     The reference is always the first, because it answers before an engine is built, and because engines are verified
-    against it. The setting `backends` selects backends, including those that are never chosen automatically (`null`).
-    `precisions` selects precisions that the backend supports on the device. `threads` lists the thread counts to try on
-    the CPU. If edged does not decode the outputs (`is_decoded` is false), the effect of a lower precision is unknown.
-    Then lower precisions are tried only if the settings name them.
+    against the reference. The setting `backends` selects backends, even a backend that is never chosen automatically
+    (`null`). `precisions` selects precisions that the backend supports on the device. `threads` lists the thread counts
+    to try on the CPU. If edged does not decode the outputs (`is_decoded` is false), the effect of a lower precision is
+    unknown. Then lower precisions are tried only if the settings name them.
     """
     counts = model_settings.threads(settings)
     wanted = model_settings.backends(settings) or registry.usable(facts)
@@ -93,16 +93,17 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
 
 
 def _options(backend: str, device: Device, precision: str) -> tuple[str, ...]:
-    """Return the options of the recipes to try. Only OpenVINO on a CPU has int8 kernels for zero points, and for
-    depthwise convolutions with a scale for each channel of the input."""
+    """Return the options of the recipes to try. INT8_ASYMMETRIC is tried only for int8 with OpenVINO on a CPU. It needs
+    int8 kernels for zero points, and for depthwise convolutions with a scale for each channel of the input. No other
+    runtime has such kernels."""
     has_kernels = (backend, device.kind, precision) == ("openvino", "cpu", "int8")
     return ("", INT8_ASYMMETRIC) if has_kernels else ("",)
 
 
 def precisions(backend: str, device: Device, settings: Mapping[str, str], facts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the precisions to try with a backend on a device: those that the setting `precisions` names and the
-    backend supports. Without the setting, return those that suit the hardware. Empty if the backend cannot use the
-    device.
+    """Return the precisions to try with a backend on a device: the precisions that the setting `precisions` names and
+    the backend supports. Without the setting, return the precisions that suit the hardware. Empty if the backend cannot
+    use the device.
 
     fp32 is tried even if the setting does not name it. A lower precision serves only if it is faster than fp32, and
     fp32 serves if the lower precision is rejected.
@@ -119,7 +120,7 @@ def precisions(backend: str, device: Device, settings: Mapping[str, str], facts:
 
 
 def lanes(facts: Mapping[str, str]) -> dict[str, str]:
-    """Return the lane of each device. Engines of one lane are made one after the other.
+    """Return a mapping from each device to its lane. Engines of one lane are made one after the other.
 
     Devices that use the system's memory share a lane, because two parallel builds may exhaust a small box.
     """
@@ -152,7 +153,7 @@ RANGED = registry.TIMING_KERNELS | {_NULL}
 
 def complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> tuple[Recipe, str]:
     """Return the recipe with the parts that depend on the model and the box: calibration, options and shape range.
-    Return also why no engine can be made from it (empty if an engine can be made)."""
+    Return also why no engine can be made from this recipe (empty if an engine can be made)."""
     try:
         return _complete(recipe, model, facts), ""
     except (ConfigError, Unsuitable) as error:

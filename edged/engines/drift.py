@@ -99,8 +99,8 @@ class Watched:
     checked: dict[str, float] = field(default_factory=dict)  # by camera: when it was last checked
 
     def is_turn_of(self, camera: str, now: float) -> bool:
-        """Whether the camera is the next to check among those that send frames. False while a requested frame is
-        awaited, for three seconds at most."""
+        """Whether this camera must be checked next. The cameras that send frames take turns. Return False for up to
+        three seconds while a requested frame is awaited."""
         if now - self.asked < _GIVEN_SECONDS:
             return False
         live = [name for name, seen in self.seen.items() if now - seen < _SEEN_SECONDS]
@@ -132,8 +132,8 @@ class Watched:
 
 
 class DriftMonitor:
-    """Checks the answers of the models that the settings name. A tap: gets copies of a few frames from the cameras'
-    streams (`serving/taps.py`). Use it from one event loop."""
+    """Checks the answers of the models that the settings name. It is a tap: the cameras' streams give it copies of a
+    few frames (`serving/taps.py`). Use it from one event loop."""
 
     def __init__(
         self,
@@ -149,8 +149,9 @@ class DriftMonitor:
         run: Run = run_child,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`stored` reads from the disk which models the repository has, including those that are not served. If it
-        raises OSError because the disk cannot be read, nothing is removed."""
+        """`stored` reads from the disk which models the repository has, whether they are served or not. The monitor
+        removes the files about models that are neither served nor in the repository. If `stored` raises OSError because
+        the disk cannot be read, no files are removed."""
         self.watched: dict[str, Watched] = {}
         self._models, self._stored, self._admission, self._files = models, stored, admission, files
         self._load, self._builds, self._tasks, self._disk = load, builds, tasks, disk
@@ -174,7 +175,8 @@ class DriftMonitor:
 
     def look(self) -> None:
         """Begin to watch models that are served now, and forget models that are not. Update `_hindrance`, the reason
-        why no check may run now. Once an hour, remove kept frames that are too old or too many."""
+        why no check can run now (empty if a check can run). Once an hour, remove kept frames that are too old or too
+        many."""
         now = time.monotonic()
         wanted = {name for name, planned in self._models.items() if self._is_checked(name, planned)}
         for name in self.watched.keys() - wanted:

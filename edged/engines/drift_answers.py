@@ -9,7 +9,8 @@ Two tests run side by side, because engines fail in two ways:
   compared, and their mean difference is added up (a CUSUM test of a mean). An engine that computes in float32 has no
   shift. Other engines may have a shift, so the first checks of an engine determine which shift is usual.
 
-For answers about the whole picture (contents), the distance of a figure from perfect agreement counts as the shift.
+If an answer has no detections but describes the whole picture, the distance of its figure from perfect agreement counts
+as the shift.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ _SPREADS = 5.0  # standard deviations of the first checks that are added to `Shi
 
 
 class ShiftTest(msgspec.Struct, frozen=True):
-    """A test of a mean. A shift is measured in units of the bound that the precision sets for the figure, such as a
-    score of 0.01 for float32. `allowed`: a smaller shift does not count. `raised`: the shift counts as real once the
-    sum of the parts above `allowed` reaches this value. A single check adds at most 60 % of `raised`."""
+    """A test of a mean. The unit of a shift is the largest difference that the precision allows for the figure. For
+    example, float32 allows a difference of 0.01 between two scores, so this difference is a shift of 1. `allowed`: a
+    smaller shift does not count. `raised`: the shift counts as real once the sum of the parts above `allowed` reaches
+    this value. A single check adds at most 60 % of `raised`."""
 
     allowed: float
     raised: float
@@ -83,7 +85,8 @@ class Answers(msgspec.Struct, frozen=True):
 
     `first` has the shifts of the first checks, until the usual shift is known. `above` and `below` are the sums of
     shifts in each direction (see `ShiftTest`). `shift` is the mean shift of the last checks, in the unit of the figure
-    `figure`. `allowed` is the largest mean shift that counts as usual. `problem` describes the last bad check.
+    that `figure` names. `allowed` is the largest mean shift that counts as usual. `problem` describes the last bad
+    check.
     """
 
     checks: int = 0
@@ -114,21 +117,21 @@ class Answers(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """How the answers have drifted, with the figure and its bound; empty if they have not."""
+        """How the answers have drifted, with the figure and its bound; empty if the answers have not drifted."""
         if self.tally.is_raised:
-            return f"several of the last checked answers differ; the last: {self.problem}"
+            return f"several of the last checked answers differ from the reference's; the last one: {self.problem}"
         if not self.is_shifted:
             return ""
         if self.figure == "box_score":
             word = "higher" if self.shift > 0 else "lower"
-            return f"scores are {abs(self.shift):.2g} {word} on average, at most {self.allowed:.2g} is usual"
-        return f"{self.figure} is off by {self.shift:.2g} on average, at most {self.allowed:.2g} is usual"
+            return f"scores are {abs(self.shift):.2g} {word} on average; at most {self.allowed:.2g} is usual"
+        return f"{self.figure} is off by {self.shift:.2g} on average; at most {self.allowed:.2g} is usual"
 
 
 def after(answers: Answers, found: Comparison, held: Tolerance, usual: Tolerance, precision: str) -> Answers:
     """Return the state after one more check.
 
-    `held` has the bounds with which the engine was verified, `usual` the bounds of its precision. `precision` is the
+    `held` has the bounds with which the engine was verified, `usual` the bounds of `precision`. `precision` is the
     coarser of the engine's and the model's precision.
     """
     if not found.figures:  # for example, a picture without objects shows nothing
@@ -150,13 +153,13 @@ def worst(found: Comparison, held: Tolerance) -> str:
     for figure, value in found.figures.items():
         bound: float = getattr(held, figure)
         if not (value >= bound if figure in FLOORS else value <= bound):  # NaN is beyond
-            return f"{figure} {value:.3g} is {'below' if figure in FLOORS else 'above'} {bound:g}"
+            return f"{figure} {value:.3g} is {'below' if figure in FLOORS else 'above'} the bound {bound:g}"
     return ""
 
 
 def agreement(found: Comparison) -> float:
-    """Return the first figure as an agreement from 0 to 1: the share of detections that both answers have, or the
-    similarity of their contents."""
+    """Return how well two answers agree, from 0 to 1. This is the share of detections that both answers have. If the
+    answers are about the whole picture, this is their similarity."""
     figure, value = next(iter(found.figures.items()))
     return min(1.0, max(0.0, value if figure in FLOORS else 1 - value))
 

@@ -32,11 +32,11 @@ LAYOUT, LIGHT, COLOUR, CONTRAST, SCORES = "layout", "light", "colour", "contrast
 # contrasts, in powers of two. scores: how much lower the mean score of the detections is, 0 to 1.
 _LEAST = {LAYOUT: 0.6, LIGHT: 0.25, COLOUR: 0.12, CONTRAST: 1.5, SCORES: 0.2}
 _WORDS = {
-    LAYOUT: "it shows another view: it was moved, turned, covered or inverted",
-    LIGHT: "its brightness is unusual for this hour: too dark, too bright, or inverted",
-    COLOUR: "its colours are unusual: inverted, a broken camera, or a colour picture that became grey or the reverse",
-    CONTRAST: "its contrast is unusual: it is covered, dirty, out of focus, or in fog",
-    SCORES: "objects are found with much lower scores: it is dirty, out of focus, or shows something else",
+    LAYOUT: "the camera shows a different view: it was moved, turned, covered or inverted",
+    LIGHT: "the brightness is unusual for this hour: too dark, too bright, or inverted",
+    COLOUR: "the colours are unusual: inverted, a broken camera, or a colour picture that became grey or the reverse",
+    CONTRAST: "the contrast is unusual: the camera is covered, dirty, out of focus, or in fog",
+    SCORES: "objects are found with much lower scores: the camera is dirty, out of focus, or shows something else",
 }
 _SPREADS = 4.0  # standard deviations beyond the mean distance
 _FEW = 3  # pictures of an hour, before others are compared with its usual picture
@@ -51,9 +51,10 @@ _Floats = npt.NDArray[np.float64]
 
 
 class Usual(msgspec.Struct, frozen=True):
-    """The usual picture of one hour: the means of `PictureStatistics`, and the means for the reference's detections.
+    """The usual picture of one hour: the means of the values of `PictureStatistics`.
 
-    `scored` counts the pictures that had detections; `score` is the mean of their scores.
+    `objects` is the mean number of the reference's detections. `scored` counts the pictures that had detections;
+    `score` is the mean of their scores.
     """
 
     count: int
@@ -75,7 +76,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Mean and mean square of a distance between usual pictures."""
+    """The mean and the mean square of one kind of distance between a picture and the usual picture."""
 
     count: int = 0
     mean: float = 0.0
@@ -88,17 +89,17 @@ class Spread(msgspec.Struct, frozen=True):
 
     @property
     def most(self) -> float:
-        """The largest usual distance."""
+        """The largest distance that counts as usual."""
         return self.mean + _SPREADS * math.sqrt(max(0.0, self.square - self.mean**2))
 
 
 class Past(msgspec.Struct, frozen=True):
     """What earlier checks have found about a camera.
 
-    `usual` has the usual pictures by hour of the day; -1 is for pictures that came before the clock was set. `seen_s`
-    is the number of seconds for which the camera was seen, `changed_s` the number of seconds since its alarm was
-    raised. `distance`, `bound` and `cause` describe the last unusual picture. `checked_unix_s` is when the last picture
-    was taken.
+    `usual` maps an hour of the day to its usual picture; the key -1 is for pictures that came before the clock was set.
+    `seen_s` is the number of seconds for which the camera was seen, `changed_s` the number of seconds since its alarm
+    was raised. `distance`, `bound` and `cause` describe the last unusual picture. `checked_unix_s` is when the last
+    picture was taken.
     """
 
     usual: dict[int, Usual] = {}
@@ -116,8 +117,8 @@ class Past(msgspec.Struct, frozen=True):
         """What is wrong with the pictures, with the figure and its bound; empty if the alarm is not raised."""
         if not self.tally.is_raised:
             return ""
-        words = _WORDS.get(self.cause, "its pictures are unusual")  # another version of edged may have written it
-        return f"{words} ({self.cause} differs by {self.distance:.2g}, at most {self.bound:.2g} is usual)"
+        words = _WORDS.get(self.cause, "the pictures are unusual")  # another version of edged may have written it
+        return f"{words} ({self.cause} differs by {self.distance:.2g}; at most {self.bound:.2g} is usual)"
 
 
 def after(past: Past, seen: Seen, hour: int | None, elapsed_s: float, unix_s: float, learn_s: float) -> Past:
@@ -153,7 +154,7 @@ def after(past: Past, seen: Seen, hour: int | None, elapsed_s: float, unix_s: fl
 
 
 def distances(seen: Seen, usual: Usual) -> dict[str, float]:
-    """Return how far a picture is from a usual one, by kind of distance."""
+    """Return a mapping from each kind of distance to the distance between a picture and a usual picture."""
     picture = seen.picture
     lower = usual.score - seen.score if seen.objects and usual.scored >= _FEW else 0.0
     moved = np.cumsum(np.subtract(picture.light, usual.light))
@@ -191,7 +192,8 @@ def _nearest(past: Past, seen: Seen, hour: int | None) -> dict[str, float] | Non
 
 
 def _learned(past: Past, seen: Seen, hour: int | None, found: dict[str, float]) -> Past:
-    """Return the past with a usual picture added. `found` are its distances, empty if they are unknown."""
+    """Return the past with the picture `seen` included in the means. `found` has the distances between `seen` and the
+    usual picture; it is empty if they are unknown."""
     key = -1 if hour is None else hour
     spreads = past.spreads | {name: past.spreads.get(name, Spread()).after(each) for name, each in found.items()}
     return msgspec.structs.replace(past, usual=past.usual | {key: _mixed(past.usual.get(key), seen)}, spreads=spreads)

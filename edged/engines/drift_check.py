@@ -34,8 +34,8 @@ _SET_YEAR = 2024  # a clock that shows an earlier year was not set
 
 
 class Standard(msgspec.Struct, frozen=True):
-    """The bounds for the answers of an engine: `held` are those of its verification, `usual` those of `precision`.
-    `precision` is the coarser of the engine's and the model's precision."""
+    """The bounds for the answers of an engine: `held` has the bounds of its verification, `usual` the bounds of
+    `precision`. `precision` is the coarser of the engine's and the model's precision."""
 
     held: Tolerance
     usual: Tolerance
@@ -76,7 +76,7 @@ async def run_child(job: jobs.Shadow, limits: Limits) -> jobs.Shadowed:
 
 @contextlib.contextmanager
 def staged(data: bytes) -> Iterator[Path]:
-    """Yield a folder of this user with the frame `picture` and the empty folder `out`."""
+    """Yield a folder of this user with the file `picture`, which contains the frame, and the empty folder `out`."""
     with tempfile.TemporaryDirectory(prefix=f"edged-{os.getpid()}-") as name:  # `sweep_scratch` parses this name
         folder = Path(name)
         (folder / "picture").write_bytes(data)
@@ -186,7 +186,7 @@ def camera_alarm(model: str, camera: str, past: drift_cameras.Past, frame: str, 
         return
     where = f"; the frame: {frame}" if frame else ""
     hours = max(learn_hours, drift_cameras.DAY / 3600)
-    how = f"check the camera; if it is meant to be so, the alarm ends after {hours:g} h"
+    how = f"check the camera; if the change is intended, the alarm ends by itself after {hours:g} h"
     message = f"model {model}: the pictures of camera {camera} have changed: {past.problem}{where}; {how}"
     yield Alarm(AlarmKind.ANSWERS_DRIFT, message, model, camera=camera)
 

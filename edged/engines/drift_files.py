@@ -30,8 +30,8 @@ _DAY = 86400.0
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The last check of a model. `outcome` is one of `OUTCOMES`, or an empty text before the first check. "empty" means
-    that there was nothing to compare. `reason` says why the check failed or the answers differed."""
+    """The last check of a model. `outcome` is one of `OUTCOMES`. The outcome `empty` means that there was nothing to
+    compare. Before the first check, `outcome` is `""`. `reason` says why the check failed or the answers differed."""
 
     unix_s: float = 0.0
     camera: str = ""
@@ -43,8 +43,8 @@ class History(msgspec.Struct, frozen=True):
     """The history of a model's checks.
 
     `engine` identifies the engine and content that `answers` are about. `frame` is the folder of the frame that raised
-    the alarm about the answers, and `camera` its camera. `frames` has, by camera, the folder of the frame that raised
-    the alarm about this camera. A folder is empty if its frame was not kept.
+    the alarm about the answers, and `camera` its camera. `frames` maps a camera to the folder of the frame that raised
+    the alarm about this camera. If a frame was not kept, its folder is given as an empty text.
     """
 
     engine: str = ""
@@ -62,7 +62,7 @@ class History(msgspec.Struct, frozen=True):
 
 
 class DriftFiles:
-    """Reads, writes and removes the files of the checks below one folder."""
+    """Reads, writes and removes the files of drift checks. All of them are below one folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -78,7 +78,7 @@ class DriftFiles:
 
     def keep(self, model: str, camera: str, evidence: Path, most_mb: int, days: float) -> str:
         """Move a frame with its answers from `evidence` into the model's folder, and remove the frames for which there
-        is no room. Return the frame's folder; empty if it could not be kept."""
+        is no room. Return the frame's folder; an empty text if the frame could not be kept."""
         try:
             files = [path for path in evidence.iterdir() if path.is_file() and not path.is_symlink()]
             size = sum(path.lstat().st_size for path in files)

@@ -60,7 +60,7 @@ MAKING = frozenset({_S.QUEUED, _S.BUILDING, _S.VERIFYING})
 def check(old: EngineState, new: EngineState) -> EngineState:
     """Return the new state. Raises ValueError if `TRANSITIONS` does not allow the change."""
     if new not in TRANSITIONS[old]:
-        raise ValueError(f"an engine cannot go from {old.value} to {new.value}")
+        raise ValueError(f"the state of an engine cannot change from {old.value} to {new.value}")
     return new
 
 
@@ -92,8 +92,8 @@ class Making:
 
     @property
     def fraction(self) -> float | None:
-        """The finished share, 0 to 1: of the current phase if the runtime reports it, otherwise of the whole job
-        according to the estimate. None without an estimate."""
+        """The finished share, 0 to 1. If the runtime reports its progress, this is the share of the current phase.
+        Otherwise it is the share of the whole job according to the estimate; None without an estimate."""
         if self.reported is not None or not self.estimate_s:
             return self.reported
         return min(0.99, self.elapsed_s / self.estimate_s)
@@ -150,8 +150,8 @@ class PlannedEngine:
 
     @property
     def may_open(self) -> bool:
-        """Whether the engine can be opened now or later. The engine must be usable or the reference, and must not be
-        quarantined. False if the runtime refused it permanently."""
+        """Whether the engine can be opened now or later. Only usable engines and the reference can be opened. A
+        quarantined engine cannot be opened, and neither can an engine that the runtime refused permanently."""
         return (self.is_usable or self.recipe.is_reference) and self.open_at < math.inf and not self.quarantined
 
     @property
@@ -281,7 +281,8 @@ class PlannedEngine:
         self.disk, self.disk_failures = "", 0
 
     def met_disk(self, error: EdgedError) -> None:
-        """Count a failure to make or open the engine if the disk caused that failure; otherwise reset the count."""
+        """Count a failure to make or open the engine if the disk caused this failure. If something else caused it,
+        reset the count."""
         failing = isinstance(error, DiskFailing)
         self.disk, self.disk_failures = (str(error), self.disk_failures + 1) if failing else ("", 0)
 
@@ -296,13 +297,14 @@ class PlannedEngine:
         return self.record is not None and not self._is_outdated(self.record)
 
     def _is_outdated(self, record: EngineRecord) -> bool:
-        """Whether the verdict in a record is by another standard than the current one. Always false for a reference."""
+        """Whether the verdict in a record is by a standard other than the current standard. Always false for a
+        reference."""
         return record.standard != self.standard and not self.recipe.is_reference
 
     def damaged(self, error: EdgedError, most: int) -> None:
         """Record that the engine was found damaged when it was opened. The first time, the engine is made again at
-        once. If the new build is damaged too, this counts as a failure (see `fail`), because a build may take an
-        hour."""
+        once. If the new build is damaged too, this counts as a failure (see `fail`). Then the next build, which may
+        take an hour, starts only after a delay."""
         self.losses += 1
         if self.losses == 1:
             self.lose()

@@ -31,7 +31,7 @@ FindPart: TypeAlias = "Callable[[str, str], PlannedModel]"
 
 
 class BoundStep(msgspec.Struct, frozen=True):
-    """A step with the model that answers it now, and the inputs of that model by name."""
+    """A step with the model that answers it now, and a mapping from the names of that model's inputs to their ports."""
 
     step: Step
     planned: PlannedModel
@@ -41,7 +41,7 @@ class BoundStep(msgspec.Struct, frozen=True):
 class BoundEnsemble(msgspec.Struct, frozen=True):
     """An ensemble whose models fit together. `signature` has the required inputs and the outputs, `optional` the inputs
     that requests may leave out; all shapes include the batch dimension. `inputs` are the names of all inputs, `outputs`
-    the ports of the outputs by name. `labels` are the class names of each tensor between steps and of each output."""
+    maps the name of an output to its port. `labels` maps a tensor (between steps, or an output) to its class names."""
 
     entry: ModelEntry
     signature: Signature
@@ -83,7 +83,7 @@ class PlannedEnsemble:
         return (
             *(f"{FILE}: {line}" for line in self.config.unused),
             *self.entry.unread,
-            *(f"{SETTINGS_FILE}: {name} has no effect on an ensemble" for name in settings),
+            *(f"{SETTINGS_FILE}: setting {name!r} has no effect on an ensemble" for name in settings),
         )
 
     def parts(self) -> list[PlannedModel] | str:
@@ -143,8 +143,8 @@ class PlannedEnsemble:
         )
 
     def _labels(self, models: list[Model]) -> dict[str, tuple[str, ...]]:
-        """Return the class names by tensor. If the ensemble has no names for a tensor, they are those of the model that
-        produces the tensor."""
+        """Return a mapping from each tensor to its class names. If the ensemble has no names for a tensor, use the
+        names of the model that produces the tensor."""
         found = dict(self.entry.labels)
         for step, model in zip(self.entry.steps, models, strict=True):
             for name, tensor in step.outputs.items():
@@ -158,9 +158,9 @@ def part_of(model: Model) -> Part:
     declared, rows = model.declared, model.max_batch_size
     unfit = ""
     if model.is_decoupled:
-        unfit = "the model has any number of responses for a request, which is not supported in an ensemble"
+        unfit = "the model gives any number of responses to a request; an ensemble does not support such a model"
     elif model.sequencing is not None and model.sequencing.declared:
-        unfit = "the model needs sequences of requests, which is not supported in an ensemble; call it by itself"
+        unfit = "the model needs sequences of requests; an ensemble does not support them; call the model by itself"
     optional = (msgspec.structs.replace(_port(spec, 0), is_optional=True) for spec in model.inspection.optional)
     return Part(
         (*(_port(spec, rows) for spec in declared.inputs), *optional),

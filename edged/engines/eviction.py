@@ -24,7 +24,7 @@ _MB = 1 << 20
 
 
 class EvictionManager:
-    """Evicts stored engines when space is needed. `busy` returns the keys that running jobs depend on."""
+    """Evicts stored engines when space is needed. `busy` returns the keys of the engines that running jobs need."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class EvictionManager:
 
     @property
     def budget_bytes(self) -> int:
-        """The most bytes that all engines together may take; 0 for no limit."""
+        """The maximum size of all engines together, in bytes; 0 for no limit."""
         return self._settings.budget_mb * _MB
 
     @property
@@ -73,10 +73,11 @@ class EvictionManager:
         return ""
 
     async def wait_for_capacity(self, need: int, replacing: str = "") -> int:
-        """Evict engines until `need` bytes fit. Return the most bytes that may be written.
+        """Evict engines until `need` bytes fit. Return the maximum number of bytes that may be written.
 
-        `replacing`: the key of the engine that the new one replaces. Its bytes count for the disk but not for the
-        budget. If `need` bytes cannot fit, evicts nothing and raises OutOfSpace.
+        `replacing`: the key of the engine that the new one replaces. Until the old engine is replaced, it takes space
+        on the disk, but it does not count as part of the budget. If `need` bytes cannot fit, evicts nothing and raises
+        OutOfSpace.
         """
         await asyncio.to_thread(self.look)
         choice = choose(self._held(), need, self._left(replacing))
@@ -91,8 +92,8 @@ class EvictionManager:
         return max(need, self._left(replacing))
 
     async def evict(self, key: str, reason: str) -> bool:
-        """Remove an engine's files, unless the engine is needed by now or another task has removed it. Return whether
-        the files were removed.
+        """Remove an engine's files. Do nothing if the engine has become needed meanwhile, or if another task has
+        removed it. Return whether this call removed the files.
 
         The record stays if a model's plan has the engine, because without the record the engine would be built and
         evicted again at once.

@@ -1,5 +1,5 @@
-"""Recognises models with families of other packages. A family determines how outputs become boxes, classes, masks or
-keypoints.
+"""Recognises models by means of families from other packages. A family determines how outputs become boxes, classes,
+masks or keypoints.
 
 The daemon recognises edged's own families itself. For other families it starts a child, because their code must not run
 in the daemon. The daemon sends the child the facts about the model, and receives a `Recognition`, which is plain data.
@@ -75,7 +75,8 @@ class Families:
         return tuple(path for name in sorted(self.allowed) for path in family_packages.folders(name))
 
     async def load(self, offers: Iterable[Offer]) -> tuple[str, ...]:
-        """Load families in a child. Return for each family why it cannot be used; empty if it can be used."""
+        """Load families in a child. Return, for each family, the reason why it cannot be used; empty if it can be
+        used."""
         asked = tuple(offers)
         problems = dict[Offer, str]()
         while left := tuple(offer for offer in asked if offer not in problems):
@@ -131,7 +132,7 @@ class Families:
         family is allowed."""
         offer = next((each for each in found if each.family == name), None)
         if name in FAMILIES or name == RAW:
-            return f"{name!r} is a family of edged, which cannot be replaced and needs no permission"
+            return f"{name!r} is edged's own family; it cannot be replaced and needs no permission"
         if offer is None:
             return f"no package offers family {name!r}; install its package for {sys.executable}, or remove the name"
         return f"family {name} of package {offer.package}: {offer.problem}" if offer.problem else ""
@@ -175,7 +176,10 @@ class Families:
         answer = found.recognition
         asked = [(offer.family, offer.package) for offer in job.families]
         if answer.package is not None and (answer.family, answer.package) not in asked:
-            raise FamilyFailed(f"{_named(job.families)}: the child named another family, {str(answer.family)[:60]!r}")
+            raise FamilyFailed(
+                f"{_named(job.families)}: its code named a family that was not requested, {str(answer.family)[:60]!r};"
+                f" install a newer version of the package, or give family={RAW}"
+            )
         return found
 
     def _keep(self, place: Path, found: Recognition) -> None:

@@ -9,8 +9,8 @@ from edged.serving.frame_collections import FrameCollections
 
 
 def collections(kept: FrameCollections, *, each: bool = False) -> list[FrameCollection]:
-    """Report all collections sorted by model, including those whose index is damaged. With `each`, report all frames
-    too."""
+    """Report all collections sorted by model. Collections with a damaged index are reported too. With `each`, report
+    all frames too."""
     found = [_gathering(kept, gathering, each) for gathering in kept.gatherings.values()]
     return sorted(found + [_damaged(kept, model) for model in kept.damaged], key=lambda info: info.model)
 
@@ -28,7 +28,7 @@ def _gathering(kept: FrameCollections, gathering: Gathering, each: bool) -> Fram
     running = "ending" if gathering.is_ending else "collecting"
     problem = gathering.problem
     if not (problem or found.finished or found.frames or gathering.waiting):
-        problem = "its cameras have sent no frames yet"
+        problem = "the cameras have sent no frames yet"
     return FrameCollection(
         model=gathering.model,
         state="finished" if found.finished else running,
@@ -53,7 +53,7 @@ def _gathering(kept: FrameCollections, gathering: Gathering, each: bool) -> Fram
 
 
 def _damaged(kept: FrameCollections, model: str) -> FrameCollection:
-    problem = f"{kept.damaged[model]}; restore the folder, or: edged samples remove {model}"
+    problem = f"{kept.damaged[model]}; restore the folder, or run: edged samples remove {model}"
     return FrameCollection(model, "damaged", problem, folder=str(kept.folder(model)))
 
 

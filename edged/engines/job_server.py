@@ -43,7 +43,7 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 class JobProcess:
-    """A child of the job server: its pid, and this end of its standard output and error.
+    """A child of the job server: its pid, and the ends of its standard output and error that the daemon reads.
 
     While the server lives, no other process gets the pid before `close`. `close` sets `returncode`, which has the same
     meaning as in `subprocess`.
@@ -60,7 +60,8 @@ class JobProcess:
                 os.kill(pid, signal.SIGKILL)
             server.release(pid)
             if isinstance(error, FileNotFoundError):  # while the server lives, a child has this file until its release
-                raise ConnectionResetError(errno.ECONNRESET, "the job server ended with the child") from error
+                what = "the job server, which starts child processes, ended, and the new child process ended with it"
+                raise ConnectionResetError(errno.ECONNRESET, what) from error
             raise
 
     def has_ended(self) -> bool:
@@ -99,7 +100,7 @@ class JobServer:
         self, job: bytes, arguments: Sequence[str], command: Sequence[str] = ()
     ) -> AsyncIterator[JobProcess]:
         """Start a child with a job and the fields of an `Order`, and kill the child after the block. Raises OSError if
-        it cannot be started."""
+        the child cannot be started."""
         order = msgspec.json.encode(Order(tuple(arguments), tuple(command)))
         async with contextlib.AsyncExitStack() as stack:
             yield await self._start(stack, order, job)
@@ -126,7 +127,8 @@ class JobServer:
             if time.monotonic() > end:
                 await asyncio.to_thread(self._retire, server)
                 await asyncio.to_thread(server.close)
-                raise OSError(errno.ETIMEDOUT, f"the job server was not ready within {_READY_SECONDS:g} s")
+                what = f"the job server, which starts child processes, was not ready within {_READY_SECONDS:g} s"
+                raise OSError(errno.ETIMEDOUT, what)
             await asyncio.sleep(_LOOK_SECONDS)
 
     def close(self) -> None:
@@ -138,7 +140,7 @@ class JobServer:
             server.close()
 
     def leave(self) -> None:
-        """Forget the servers in a forked process, because they belong to the parent."""
+        """Forget the servers. Called in a forked process, because the servers belong to its parent."""
         self._lock = threading.Lock()
         for server in filter(None, (*self._former, self._current)):
             server.leave()
@@ -177,7 +179,7 @@ class _Stale(Exception):
 
 
 class _Server:
-    """One process of the job server, and the socket to it. Raises OSError if it cannot be started."""
+    """One process of the job server, and the socket to it. Raises OSError if the process cannot be started."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
@@ -317,15 +319,15 @@ class _Server:
         self._waiting.join(_GONE_SECONDS)
 
     def _ended(self) -> ConnectionError:
-        """Kill the process. Return an error with its exit status and its last line."""
+        """Kill the process. Return an error with the exit status of the process and the last line that it wrote to
+        standard error."""
         self._kill()
         last = ""
         with contextlib.suppress(ValueError):  # it was closed
             lines = os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace").split("\n")
             last = next((f": {line.strip()[:300]}" for line in reversed(lines) if line.strip()), "")
-        return ConnectionResetError(
-            errno.ECONNRESET, f"the job server ended with status {self._process.returncode}{last}"
-        )
+        what = f"the job server, which starts child processes, ended with status {self._process.returncode}{last}"
+        return ConnectionResetError(errno.ECONNRESET, what)
 
 
 def _pipe(mine: contextlib.ExitStack, given: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:

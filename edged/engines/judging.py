@@ -21,7 +21,7 @@ _MOST_SECONDS, _SHARE = 300.0, 0.5  # of a judgement: seconds, and the share of 
 def chosen(cameras: Mapping[str, str], most: int = _MOST_FRAMES) -> list[str]:
     """Return at most `most` frames, ordered so that the first n of them, for any n, are spread over cameras and time.
 
-    `cameras` has the camera of each frame. Its keys are the frames, in the order of time.
+    `cameras` maps each frame to its camera, in the order of time.
     """
     by_camera: dict[str, list[str]] = {}
     for frame, camera in cameras.items():
@@ -56,7 +56,7 @@ def job_of(verify: jobs.Verify, model: Model, limit_s: float) -> jobs.Judge | No
 
 
 def without_frames(record: EngineRecord, collection: str) -> Judgement:
-    """Return the judgement of an engine on a collection whose frames are gone. This is the engine's last judgement if
-    it is of this collection, otherwise a new judgement with the outcome `no_frames`."""
+    """Return the judgement of an engine on a collection whose frames are gone. If the engine's last judgement is of
+    this collection, return it. Otherwise return a new judgement with the outcome `no_frames`."""
     last = record.judgement
     return last if last is not None and last.collection == collection else Judgement(collection, "no_frames")

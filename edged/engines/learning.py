@@ -1,4 +1,4 @@
-"""Learns the range of shapes of the requests, and plans engines for it: `shapes.policy = learn`.
+"""Learns the range of shapes of the requests, and plans engines for this range (setting `shapes.policy = learn`).
 
 The module is level-triggered. A wider range becomes the target once the range that requests need has not grown for a
 while, and no engine of the previous range is being made. Engines of the new range are built, verified and timed like
@@ -6,8 +6,9 @@ others, while the current engine serves. Once one of them is ready, the range is
 be made, the target is dropped, and the engines of the previous range continue to serve.
 
 A range never shrinks. Sizes are rounded outwards, so that few new sizes need another build. Sizes below 16 are rounded
-to powers of two, larger sizes to quarters of an octave, which adds at most a quarter. A power of two that divides a
-size also divides the rounded size, as models with strides require.
+to powers of two. Larger sizes are rounded to multiples of a quarter of the largest power of two that does not exceed
+the size. So a rounded maximum exceeds the size by at most 25 %. A power of two that divides a size also divides the
+rounded size, as models with strides require.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Learning:
             self._check_target(planned, learning, learning.target, now)
             return
         if not any(engine.recipe.backend in RANGED for engine in planned.engines.values()):
-            learning.state = "no backend of this model builds for a range of shapes: learning has no effect"
+            learning.state = "no backend of this model builds engines for a range of shapes, so learning has no effect"
             return
         self._update_demand(learning, now)
         demand, policy = learning.demand, learning.model.shape_policy
@@ -118,12 +119,12 @@ class Learning:
         times = recent(page.widened, clock)
         if not demand.is_due(now, policy.quiet_s):
             learning.state = (
-                f"requests need engines for {_words(demand.profile)}; they are built once shapes stop changing"
+                f"requests need engines for {_words(demand.profile)}; they are built once the shapes stop changing"
             )
         elif len(times) >= policy.per_hour:
             learning.state = (
-                f"requests need engines for {_words(demand.profile)}; they are built later, because"
-                f" {many(len(times), 'range')} began in the last hour (shapes.per_hour)"
+                f"requests need engines for {_words(demand.profile)}; they are built later, because builds for"
+                f" {many(len(times), 'range')} began in the last hour (limit: setting 'shapes.per_hour')"
             )
         elif not _is_busy(planned):
             self._begin(planned, learning, demand.profile, (*times, clock))
@@ -156,7 +157,8 @@ class Learning:
         self._replans.append(Replan(planned.entry.name))
 
     def _check_target(self, planned: PlannedModel, learning: _Learning, target: Profile, now: float) -> None:
-        """Store the target range once an engine for it is ready, or drop it if none can be made."""
+        """Store the target range once an engine for this range is ready. Drop the range if no engine for it can be
+        made."""
         engines = _of(planned, target)
         if any(engine.state is EngineState.READY for engine in engines):
             page = msgspec.structs.replace(
@@ -167,7 +169,7 @@ class Learning:
             self._book.unaim(learning.model)
             learning.target, learning.state, learning.looked = None, "", -1
         elif all(engine.state in _OVER for engine in engines):
-            why = engines[0].reason if engines else "no backend of this model builds for a range of shapes"
+            why = engines[0].reason if engines else "no backend of this model builds engines for a range of shapes"
             _LOG.warning("model %s: no engine for %s can be made: %s", planned.entry.name, _words(target), why)
             learning.refused[target] = now + _FORGIVE_SECONDS
             learning.target, learning.looked = None, -1
@@ -185,7 +187,7 @@ class Learning:
             self._save(learning)
 
     def _take(self, learning: _Learning) -> bool:
-        """Copy newly observed shapes into the book. Return whether there were any."""
+        """Copy newly observed shapes into the shape book, which stores them. Return whether there were any."""
         seen = learning.traffic.seen()
         if seen.requests == learning.noted:
             return False
@@ -294,7 +296,7 @@ def down(n: int) -> int:
 
 
 def _step(n: int) -> int:
-    """Return the step to which a size is rounded: a quarter of its octave."""
+    """Return a quarter of the largest power of two that does not exceed a size; at least 1."""
     return 1 << max(0, n.bit_length() - 3)
 
 

@@ -75,11 +75,11 @@ class Loader:
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load a model, or reload it from disk, and return once it answers.
 
-        `config` is a configuration in JSON that replaces config.pbtxt. `files`, by path inside the model's folder,
-        replace all files of the model. If a version is loaded already, it answers until the new one does, and stays
-        loaded if loading fails. The models of an ensemble are loaded from disk first, if they are not loaded. Raises
-        NotFound, InvalidInput or NotReady if the model cannot be served, and Refused unless the mode is explicit. The
-        work continues if the caller is cancelled.
+        `config` is a configuration in JSON that replaces config.pbtxt. `files` maps paths inside the model's folder to
+        contents; these files replace all files of the model. If a version is loaded already, it answers until the new
+        version does, and stays loaded if loading fails. The models of an ensemble are loaded from disk first, if they
+        are not loaded. Raises NotFound, InvalidInput or NotReady if the model cannot be served. Raises Refused unless
+        the mode of model control is `explicit`. The work continues if the caller is cancelled.
         """
         self._require_command(name)
         await self._finish(self._load(name, config, dict(files or {})))
@@ -87,7 +87,7 @@ class Loader:
     async def unload(self, name: str, *, with_parts: bool = False) -> None:
         """Unload a model or ensemble, and return when earlier requests are answered, after 30 s at the latest. Do
         nothing if it is not loaded. `with_parts`: also unload the models that were loaded only for this ensemble.
-        Raises Refused unless the mode is explicit."""
+        Raises Refused unless the mode of model control is `explicit`."""
         self._require_command(name)
         await self._finish(self._unload(name, with_parts))
 
@@ -181,7 +181,7 @@ class Loader:
             return
         there = (await self._on_disk()).get(part, {})
         if any(entry.is_ensemble for entry in there.values()):
-            raise NotReady(f"ensemble {ensemble!r} cannot be served: its model {part!r} is an ensemble")
+            raise NotReady(f"ensemble {ensemble!r} cannot be served: its model {part!r} is itself an ensemble")
         try:
             await self._load(part, None, {})
         except EdgedError as error:
@@ -316,10 +316,13 @@ class Loader:
         if self._selection.mode != "explicit":
             mode = self._selection.mode
             every = "every model on disk" if mode == "poll" else "every model that was on disk at the start"
-            raise Refused(f'models are loaded by command only with model_control = "explicit"; "{mode}" serves {every}')
+            raise Refused(
+                f'models cannot be loaded or unloaded by command, because model_control = "{mode}" serves {every};'
+                ' set model_control = "explicit"'
+            )
         check_name(name)
         if self._catalogue.is_configured(name):
-            raise Refused(f"model {name!r} is in the daemon's configuration and always served; remove it from there")
+            raise Refused(f"model {name!r} is always served: it is in the daemon's configuration; remove it there")
 
 
 def parts(entries: Iterable[ModelEntry]) -> set[str]:
@@ -344,7 +347,7 @@ EVERY = "*"
 
 
 class ModelSelection:
-    """The models to be served, by mode of model control.
+    """The models to be served, for each mode of model control:
 
     poll: all models, as they are on disk now
     none: all models, as they were on disk at the start
@@ -363,19 +366,20 @@ class ModelSelection:
         self._changing = threading.Lock()
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Return every version to be served, by name. Raises OSError as `Repository.entries` does."""
+        """Return a mapping from a name to an entry, for every version to be served. Raises OSError as
+        `Repository.entries` does."""
         if self.mode == "poll":
             return self._repository.entries()
         return {name: entry for entries in self._models().values() for name, entry in entries.items()}
 
     def on_disk(self) -> dict[str, dict[str, ModelEntry]]:
-        """Return the versions that the repository has now, by model and then by version name. Raises OSError as
-        `Repository.entries` does."""
+        """Return the versions that the repository has now, as a mapping from a model to its versions by name. Raises
+        OSError as `Repository.entries` does."""
         return _by_model(self._repository.entries())
 
     def held(self, model: str) -> dict[str, ModelEntry]:
-        """Return the versions of a model to be served; empty if the model is not loaded, and always in mode poll. The
-        first call reads the disk."""
+        """Return the versions of a model that are to be served. The result is empty if the model is not loaded. In mode
+        poll, it is always empty. The first call reads the disk."""
         return dict(self._models().get(model, {}))
 
     def hold(self, model: str, entries: Mapping[str, ModelEntry]) -> None:

@@ -1,4 +1,4 @@
-"""Makes engines: builds, trials and verifications, usually one at a time in each lane."""
+"""Makes engines: builds, tries and verifies them, usually one at a time in each lane (see `desired.lanes`)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ _EVENT_STEP = 0.1  # share of a phase between two progress events
 
 @dataclass
 class _Job:
-    """An engine that is being made. `source`: key of the engine that a trial reads; empty for other jobs."""
+    """An engine that is being made. `source`: for a trial (`Try`), the key of the stored engine that is tried; empty
+    for other jobs."""
 
     engine: PlannedEngine
     source: str
@@ -86,7 +87,7 @@ class Maker:
         self._work: list[_Job] = []
 
     def reconfigure(self, settings: Engines) -> None:
-        """Apply new settings to jobs that end from now on."""
+        """Apply new settings, also to jobs that run now."""
         self._settings = settings
         self.eviction.reconfigure(settings)
 
@@ -96,8 +97,8 @@ class Maker:
         return frozenset(work.engine.lane for work in self._work)
 
     def slow(self, available_mb: Callable[[], int]) -> frozenset[str]:
-        """Return the lanes in which a second job may run: those with a single job that takes long. Empty if memory is
-        scarce."""
+        """Return the lanes in which a second job may run: the lanes with a single job that takes long. Empty if memory
+        is scarce."""
         lanes = Counter(work.engine.lane for work in self._work)
         alone = [work.engine for work in self._work if lanes[work.engine.lane] == 1]
         long = frozenset(e.lane for e in alone if e.making is not None and e.making.elapsed_s >= _LONG_SECONDS)
@@ -130,7 +131,8 @@ class Maker:
         engine.request = Request.NONE
 
     def _keep_cancelled(self, engine: PlannedEngine, reason: str) -> None:
-        """Store a cancellation for the next start, in a thread, because it waits for the disk."""
+        """Store a cancellation on disk, so that it holds after a restart of the daemon. Runs in a thread, because it
+        waits for the disk."""
         self._tasks.start(asyncio.to_thread(self._attempts.cancelled, engine.digest, reason))
 
     def abandon(self) -> None:
@@ -172,7 +174,7 @@ class Maker:
             engine.cancel(work.why if work is not None else _Job.why)
             raise
         except Exception as error:  # an unexpected error counts as a failure; the task group logs it
-            why = EngineUnusable(f"{type(error).__name__}; see the log")
+            why = EngineUnusable(f"unexpected error ({type(error).__name__}); see the log")
             self._attempts.failed(engine.digest, str(why))
             engine.fail(why, self._settings.attempts)
             raise
@@ -247,7 +249,7 @@ class Maker:
             raise
         except EdgedError as error:  # also OutOfSpace, which the following build reports
             sharing.refuse(found, error)
-            engine.move(EngineState.ABSENT, f"the engine of {found.signer} is not used: {error}")
+            engine.move(EngineState.ABSENT, f"the engine that {found.signer} built is not used: {error}")
         else:
             engine.finish(record, self._store.records().get(key), f"built by {found.signer}, verified here")
             _LOG.info("model %s: engine %s was built by %s and is verified", task.model.name, key[:12], found.signer)
@@ -271,7 +273,7 @@ class Maker:
             hopeless = reason_to_give_up(error, engine.recipe.backend, engine.failure, _given_up(planned, engine))
             self._attempts.failed(key, str(error), is_hopeless=bool(hopeless))
             engine.fail(error, self._settings.attempts, hopeless)
-            _LOG.warning("model %s: engine %s failed: %s", task.model.name, key[:12], error)
+            _LOG.warning("model %s: engine %s could not be made: %s", task.model.name, key[:12], error)
         else:
             self._attempts.forget(key)
             engine.finish(record, self._store.records().get(key))
@@ -327,7 +329,7 @@ class Maker:
     @staticmethod
     def _give_up_trial(engine: PlannedEngine, task: Task, why: str) -> None:
         """Give up a trial, so that the engine is built instead."""
-        reason = f"engine {engine.trial[:12]} {why}; a new one is built"
+        reason = f"engine {engine.trial[:12]} {why}; a new engine is built"
         _LOG.warning("model %s: %s", task.model.name, reason)
         engine.trial, engine.failures = "", 0
         engine.move(EngineState.ABSENT, reason)
@@ -394,7 +396,8 @@ def reason_to_give_up(error: EdgedError, backend: str, before: str, kin: Iterabl
 
 
 def _is_of_model(error: EdgedError) -> bool:
-    """Whether only the model and the runtime cause the error. Kills from outside and lack of memory are temporary."""
+    """Whether only the model and the runtime cause the error, so that another attempt would fail too. A kill from
+    outside and a lack of memory have other causes, which may be temporary."""
     if isinstance(error, ChildLost):
         return error.how in ("crashed", "late")
     return isinstance(error, EngineUnusable) and not isinstance(error, OutOfMemory)

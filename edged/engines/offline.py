@@ -48,7 +48,8 @@ async def read(entries: Iterable[ModelEntry], builder: Builder) -> dict[str, Pla
 
 
 def ensembles(entries: Iterable[ModelEntry], plans: Mapping[str, PlannedModel]) -> list[PlannedEnsemble]:
-    """Return the ensembles among the entries. `plans` has the models that an ensemble may consist of, by entry name."""
+    """Return the ensembles among the entries. `plans` maps the name of an entry to its plan, for all models that an
+    ensemble can contain."""
 
     def find(model: str, version: str) -> PlannedModel:
         same = [planned for planned in plans.values() if planned.entry.model == model]
@@ -82,7 +83,10 @@ def target(text: str, own: Fingerprint) -> Target:
     """Return the target with a compute capability (`sm_86`, `8.6`). Raises InvalidInput for any other text."""
     match = _CAPABILITY.fullmatch(text)
     if match is None:
-        raise InvalidInput(f"{text[:40]!r} is neither a compute capability such as sm_86 nor a file of facts")
+        raise InvalidInput(
+            f"{text[:40]!r} is neither a compute capability such as sm_86 nor a file with the output of:"
+            " edged device --json"
+        )
     capability = f"{int(match[1])}.{match[2]}"
     facts = {name: own.facts[name] for name in (_RUNTIME, _HOST) if name in own.facts}
     facts["gpu.0.compute_capability"] = capability
@@ -98,16 +102,20 @@ def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Ta
     theirs = Fingerprint(dict(facts))
     capability = theirs.facts.get("gpu.0.compute_capability")
     if capability is None:
-        raise InvalidInput(f"{name} has no NVIDIA GPU with a known compute capability")
-    if theirs.facts.get(_HOST) != own.facts.get(_HOST):
-        here, there = own.facts.get(_HOST), theirs.facts.get(_HOST)
+        raise InvalidInput(f"{name} describes a box that has no NVIDIA GPU with a known compute capability")
+    here, there = own.facts.get(_HOST), theirs.facts.get(_HOST)
+    if there is None:
         raise InvalidInput(
-            f"{name} describes a box with {there}, but engines built here are for {here}; build them there"
+            f"{name} does not have the fact {_HOST}; write it again on that box with: edged device --json"
+        )
+    if there != here:
+        raise InvalidInput(
+            f"{name} describes a box with {there}, but engines built here are for {here}; build them on that box"
         )
     here, there = own.facts.get(_RUNTIME), theirs.facts.get(_RUNTIME)
     if there is None:
         raise InvalidInput(
-            f"{name} describes a box without TensorRT-RTX, which the engines need; install it there first"
+            f"{name} describes a box without TensorRT-RTX; the engines need TensorRT-RTX, so install it there first"
         )
     if here != there:
         raise InvalidInput(
@@ -133,5 +141,8 @@ def engines(model: Model, on: Target, precisions: tuple[str, ...]) -> tuple[Desi
     )
     if not found:
         asked = f" in {', '.join(precisions)}" if precisions else ""
-        raise InvalidInput(f"TensorRT-RTX can build no engine for {on.name}{asked}")
+        raise InvalidInput(
+            f"TensorRT-RTX can build no engine for {on.name}{asked}; choose a precision that it supports, such as fp16,"
+            " with --precision or the setting 'precisions'"
+        )
     return found

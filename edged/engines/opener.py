@@ -153,14 +153,21 @@ class Opener:
     async def _open_fallback(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> None:
         # Set before the outcome is known, as in `_install`.
         planned.fallback_open_at = time.monotonic() + _FALLBACK_REFUSED_SECONDS
-        planned.fallback_why = "the engine for other shapes could not be opened"
+        planned.fallback_why = "the engine for requests that the serving engine does not take could not be opened"
         try:
             session = await self._open_session(planned, model, engine)
         except (HostLost, NotReady, Superseded) as error:
             planned.fallback_open_at, planned.fallback_why = time.monotonic() + _FALLBACK_AGAIN_SECONDS, ""
-            _LOG.warning("model %s: engine %s for other shapes: %s", model.name, engine.digest[:12], error)
+            _LOG.warning(
+                "model %s: engine %s cannot be opened now: %s; requests that the serving engine does not take wait"
+                " for this engine",
+                model.name,
+                engine.digest[:12],
+                error,
+            )
         except EdgedError as error:
-            planned.fallback_why = f"the engine for other shapes cannot be opened: {error}"
+            what = "the engine for requests that the serving engine does not take"
+            planned.fallback_why = f"{what} cannot be opened: {error}"
             _LOG.warning("model %s: %s", model.name, planned.fallback_why)
         else:
             planned.fallback_open_at, planned.fallback_why = 0.0, ""
@@ -217,7 +224,9 @@ class Opener:
             verified = engine.record.composition.nodes if engine.record is not None else {}
             engine.nodes, engine.misplaced = nodes, misplaced_nodes(engine.recipe, verified, nodes)
             if engine.misplaced and planned.has_other(engine):
-                raise EngineUnusable(f"its nodes do not run where they were verified: {'; '.join(engine.misplaced)}")
+                raise EngineUnusable(
+                    f"its nodes run on other devices than during verification: {'; '.join(engine.misplaced)}"
+                )
             await warm_up(model, link, number, ref.profile)
             session.health = await self._prove(planned, model, engine, session)
             if link.lost:  # the host was lost before the session was registered
@@ -250,7 +259,7 @@ class Opener:
             if wrong:
                 engine.mismatch = wrong
                 await asyncio.to_thread(self._store.damaged, self._store.artefact(engine.digest))
-                raise EngineDamaged(f"it does not answer as the reference did: {wrong}; it is built again")
+                raise EngineDamaged(f"the engine does not answer as the reference did: {wrong}; it is built again")
             self._proven.add((engine.digest, engine.edition))
         return SessionHealth(known=known)
 
@@ -258,7 +267,7 @@ class Opener:
         if engine.recipe.is_reference:
             return None
         if not _may_serve(engine):
-            raise NotReady("it was evicted or rejected while its host was started")
+            raise NotReady("the engine was evicted or rejected while its host started; edged opens another engine")
         try:
             return self._store.artefact(engine.digest)
         except KeyError:  # another model of the same content found it damaged
@@ -273,7 +282,7 @@ class Opener:
         if _may_pass(engine, error):
             engine.open_at = time.monotonic() + _REFUSED_SECONDS[min(engine.refusals, len(_REFUSED_SECONDS) - 1)]
             engine.refusals += 1
-            engine.reason = f"it cannot be opened now: {error}"
+            engine.reason = f"the engine cannot be opened now: {error}"
         elif engine.recipe.is_reference or isinstance(error, WarmupFailed):
             engine.open_at, engine.reason = math.inf, str(error)
         elif engine.state is EngineState.READY:
@@ -319,11 +328,12 @@ _MOST_NAMED = 5  # operators
 
 
 def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str, ...]:
-    """Return one line for each kind of nodes that do not run where they ran when the engine was verified.
+    """Return lines that describe the nodes that do not run where they ran when the engine was verified. All nodes of a
+    reference must run on the CPU. The result is empty if all nodes run in the right place, or if the runtime does not
+    report placement.
 
     If a provider no longer works, the engine may still open. Its nodes then fall back to another provider, which is
-    slower, and whose answers were never verified. All nodes of a reference belong on the CPU. Empty if the runtime does
-    not report placement.
+    slower, and whose answers were never verified.
     """
     home = _HOMES.get((recipe.backend, recipe.device.partition(":")[0]))
     if home is None or not opened:

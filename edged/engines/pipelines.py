@@ -21,19 +21,20 @@ _READY = Readiness(ReadyState.READY)
 
 
 class Pipelines:
-    """The slots of pipelines by name. `models` and `ensembles` always contain the current names of all models and
-    ensembles. `find` returns the plan of NAME or NAME:VERSION, or raises NotFound or NotReady."""
+    """Finds the slot of a pipeline by the name of the pipeline."""
 
     def __init__(
         self, models: Collection[str], find: Callable[[str], PlannedModel], ensembles: Collection[str] = ()
     ) -> None:
+        """`models` and `ensembles` always contain the current names of all models and ensembles. `find` returns the
+        plan of the model NAME or NAME:VERSION. It raises NotFound or NotReady if there is no such plan."""
         self._models, self._ensembles, self._find = models, ensembles, find
         self._wanted: Mapping[str, Pipeline] = {}
         self._slots: dict[str, PipelineSlot] = {}
         self._counts: dict[str, PipelineCounts] = {}
 
     def reconfigure(self, wanted: Mapping[str, Pipeline]) -> None:
-        """Replace the pipelines. Frames that are in a pipeline already finish with the old one. The counts of a
+        """Replace the pipelines. A frame that is already in a pipeline finishes with the old pipeline. The counts of a
         pipeline continue."""
         changed = {name for name in self._slots if wanted.get(name) != self._wanted.get(name)}
         self._slots = {name: slot for name, slot in self._slots.items() if name not in changed}
@@ -46,7 +47,7 @@ class Pipelines:
 
     @property
     def counts(self) -> Mapping[str, PipelineCounts]:
-        """Frames and crops by pipeline."""
+        """A mapping from each pipeline to its counts of frames and crops."""
         return self._counts
 
     def find(self, name: str) -> PipelineSlot | None:
@@ -80,7 +81,7 @@ class Pipelines:
         return _READY
 
     def report(self, health: Health) -> list[PipelineInfo]:
-        """Report all pipelines by name."""
+        """Report all pipelines, sorted by name."""
         return [self._info(name, pipeline, health) for name, pipeline in sorted(self._wanted.items())]
 
     def _info(self, name: str, pipeline: Pipeline, health: Health) -> PipelineInfo:
@@ -103,7 +104,7 @@ class Pipelines:
         )
 
     def _steps(self, name: str, rule: PipelineRule) -> Steps:
-        """Return the slots of a pipeline. Raises NotReady or InvalidInput if it cannot answer frames."""
+        """Return the slots of a pipeline. Raises NotReady or InvalidInput if the pipeline cannot answer frames."""
         try:
             detect, then = self._able(rule)
         except EdgedError as error:
@@ -126,7 +127,7 @@ class Pipelines:
 
 
 def rule_of(pipeline: Pipeline) -> PipelineRule:
-    """Return the rule of a pipeline for its slot."""
+    """Convert a configured pipeline to the rule that the slot of the pipeline applies."""
     crops = CropRule(frozenset(pipeline.classes), pipeline.most, pipeline.margin, pipeline.crop == "corners")
     return PipelineRule(pipeline.detect, pipeline.then, crops)
 
@@ -138,11 +139,11 @@ def detect_problem(planned: PlannedModel) -> str:
         return ""
     recognition = model.recognition
     if recognition.preprocess is None:
-        return f"model {name!r} takes no pictures ({recognition.picture}); set `detect` to a detector"
+        return f"model {name!r} takes no pictures ({recognition.picture}); set 'detect' to a detector"
     if recognition.family is None:
-        return f"the family of model {name!r} is unknown ({recognition.reason}); set it, or set `detect` to a detector"
+        return f"the family of model {name!r} is unknown ({recognition.reason}); set its 'family', or change 'detect'"
     if not recognition.gives_boxes:
-        return f"model {name!r} ({recognition.family}) gives no boxes; set `detect` to a detector"
+        return f"model {name!r} ({recognition.family}) gives no boxes; set 'detect' to a detector"
     return ""
 
 
@@ -153,7 +154,7 @@ def then_problem(planned: PlannedModel) -> str:
         return ""
     recognition = model.recognition
     if recognition.preprocess is None:
-        return f"model {name!r} takes no pictures ({recognition.picture}); set `then` to a model that does"
+        return f"model {name!r} takes no pictures ({recognition.picture}); set 'then' to a model that takes pictures"
     if recognition.family is None:
-        return f"the family of model {name!r} is unknown ({recognition.reason}); set it, or use another model"
+        return f"the family of model {name!r} is unknown ({recognition.reason}); set its 'family', or change 'then'"
     return ""

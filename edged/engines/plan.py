@@ -104,7 +104,8 @@ class PlannedModel:
         return self.reading is not None and not self.reading.done()
 
     def is_busy(self, now: float) -> bool:
-        """Whether to choose the engine for throughput instead of latency, by the settings or by the demand."""
+        """Whether to choose the engine for throughput instead of latency. The settings determine this, or the demand if
+        the settings say `auto`."""
         wanted = performance(self.entry.settings)
         return self.slot.demand.is_high(now) if wanted == "auto" else wanted == "throughput"
 
@@ -143,7 +144,8 @@ class PlannedModel:
 
     @staticmethod
     def _hold_to(engine: PlannedEngine, standard: str) -> None:
-        """Apply a new standard to an engine: request a review of a usable engine, or make a rejected engine again."""
+        """Set the standard that the answers of an engine must meet. If the standard has changed, request a review of a
+        usable engine, and make a rejected engine again."""
         if engine.standard == standard or engine.recipe.is_reference:
             return
         engine.standard = standard
@@ -195,7 +197,8 @@ class PlannedModel:
         return current is not None and self.model is not None and is_of(current.engine, self.model)
 
     def has_other(self, engine: PlannedEngine) -> bool:
-        """Whether another engine can serve the model, and its nodes run on the same devices as when it was verified."""
+        """Whether the model has another engine that can serve, and whose nodes run on the devices on which they were
+        verified."""
         others = (other for other in self.engines.values() if other is not engine and not other.misplaced)
         return any(other.may_open for other in others)
 
@@ -213,23 +216,22 @@ class PlannedModel:
 
 
 def external_files(entry: ModelEntry, inspection: Inspection) -> tuple[Path, ...]:
-    """Return the files with a model's external weights, including missing files."""
+    """Return the files with a model's external weights. Missing files are returned too."""
     folder = Path(entry.path).parent
     return tuple(folder / file.path for file in inspection.external if not leads_outside(file.path))
 
 
 def is_of(engine: EngineRef, model: Model) -> bool:
-    """Whether an engine was opened for this model with these settings."""
+    """Whether an engine was opened for this model with its current content and settings."""
     return (engine.model, engine.recognition, engine.limits) == (model.digest, model.recognition, model.limits)
 
 
 def batching(model: Model, recipe: Recipe) -> Batching:
-    """Return how frames are batched. A batch has up to the configured number of frames, but no more than the model's
-    fixed batch or the engine's range of shapes allows. Without a configured size, only these two limits apply. Without
-    any limit, frames run one by one.
+    """Return how frames are batched. The configured size, the model's fixed batch and the engine's range of shapes
+    limit the size of a batch. If none of these limits exists, frames run one by one.
 
-    Only engines with a range of shapes (as on a GPU) batch without configuration. On a CPU a batch gains little, and
-    each of its frames waits for the others.
+    An engine on a CPU has no range of shapes. So without configuration it batches only if the model has a fixed batch.
+    More batches would gain little on a CPU, and each frame of a batch waits for the others.
     """
     settings = model.entry.settings
     limit = _limit(model, recipe, max_batch(settings))
@@ -240,9 +242,9 @@ _LEAST_GAIN = 1.25  # a batch must be this many times as fast as single requests
 
 
 def tensor_batching(model: Model) -> TensorBatching:
-    """Return how tensor requests are batched. If config.pbtxt has `dynamic_batching`, this field decides. Otherwise
-    requests are batched if `batch.max` is set, or if the rows of the model are independent and batches are faster. In
-    all other cases they run one by one."""
+    """Return how tensor requests are batched. If config.pbtxt has `dynamic_batching`, this field determines the
+    batching. Otherwise requests are batched if `batch.max` is set, or if the rows of the model are independent and
+    batches are faster. In all other cases they run one by one."""
     settings, dynamic, most = model.entry.settings, model.triton.dynamic, model.max_batch_size
     if dynamic is None:
         pays = model.is_batch_completed and model.batch_gain >= _LEAST_GAIN
@@ -259,7 +261,7 @@ def tensor_batching(model: Model) -> TensorBatching:
 
 
 def rows(recipe: Recipe) -> int:
-    """Return the most rows that an engine's range of shapes allows in a tensor request."""
+    """Return the maximum number of rows that an engine's range of shapes allows in a tensor request."""
     return min((each.maximum[0] for each in parsed(recipe.profile).ranges if each.maximum), default=ANY_NUMBER)
 
 
@@ -327,8 +329,8 @@ class Planner:
         return model if found == model.collected else msgspec.structs.replace(model, collected=found)
 
     def _recall(self, engine: PlannedEngine, stored: Mapping[str, EngineRecord]) -> None:
-        """Apply earlier failures to an engine that is not in the store. If it has none, choose a stored engine to try
-        first."""
+        """Read the earlier failures of an engine that is not in the store from the log of attempts. If there are none,
+        choose a stored engine to try before the engine is built."""
         before = self._log.of(engine.digest)
         engine.failures, engine.failure = before.failures, before.reason
         if before.stopped == "cancelled":
@@ -355,7 +357,7 @@ def is_lowering_due(planned: PlannedModel) -> bool:
 
 
 def _is_rejected(each: DesiredEngine, planned: PlannedModel, stored: Mapping[str, EngineRecord]) -> bool:
-    """Whether an engine was rejected by its current standard."""
+    """Whether an engine was judged by its current standard and was rejected."""
     known = planned.engines.get(each.key.digest)
     if known is not None and known.standard == each.standard and known.state is EngineState.REJECTED:
         return True
@@ -366,9 +368,10 @@ def _is_rejected(each: DesiredEngine, planned: PlannedModel, stored: Mapping[str
 
 
 def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> str:
-    """Return in one word why the store does not have an engine. The word is the kind of key parts (`recipe`, `runtime`,
-    `cpu`, ...) in which the nearest stored engine of the model differs. It is `several` if more than one kind differs,
-    and `new` if the store has no engine of the model."""
+    """Return one word that says why the store does not have an engine. Each part of a key has a kind, such as `recipe`,
+    `runtime` or `cpu`. The word is the kind of the parts in which the nearest stored engine differs from the wanted
+    engine. It is `several` if parts of more than one kind differ. It is `new` if the store has no engine of this model
+    and backend."""
     kin = {key: record.parts for key, record in stored.items() if record.parts.get("model") == wanted["model"]}
     near = nearest(wanted, kin.items())
     if near is None:
@@ -378,11 +381,9 @@ def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> st
 
 
 def trial(engine: PlannedEngine, stored: Mapping[str, EngineRecord], drivers: bool = True) -> str:
-    """Return the key of the newest stored engine to try. The engine was built ahead or, if `drivers` is true, for
-    another driver.
-
-    Empty if the store has no such engine.
-    """
+    """Return the key of the newest stored engine that can be tried instead of a build; empty if there is none. Such an
+    engine was built in advance on another box. If `drivers` is true, an engine that was built for another driver can be
+    tried too."""
     model = engine.key.parts["model"]  # compared first: the store may hold thousands of others
     kin = {
         key: record

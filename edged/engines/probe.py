@@ -1,4 +1,4 @@
-"""Probes an open engine with one request like those of verification. The request bypasses the slot's queue.
+"""Probes an open engine with one request like the requests of verification. The request bypasses the slot's queue.
 
 The daemon makes the probes itself and needs no runtime for them. Probes with different shapes are sent until an engine
 answers one of them. From then on only this probe is sent.
@@ -100,7 +100,7 @@ class NoUsableProbe(EngineUnusable):
 @dataclass
 class KnownAnswers:
     """What probes found about a model: which probe the model answers, and the form of the reference's outputs once the
-    reference was probed. `is_of` says for which model this is valid."""
+    reference was probed. `is_of` says whether this is valid for a model."""
 
     model: Model
     place: int | None = None  # index of the probe that was answered
@@ -136,7 +136,7 @@ class SessionProbe:
                 probe = await asyncio.to_thread(question)
             except (InvalidInput, Superseded) as error:
                 if known.place is not None:
-                    raise NotReady(f"its sample cannot be read: {error}") from error
+                    raise NotReady(f"a sample of the model cannot be read: {error}") from error
                 first = first or error
                 continue
             try:
@@ -147,7 +147,7 @@ class SessionProbe:
                 first = first or error
                 continue
             except Overloaded as error:
-                raise NotReady(f"no probe could be sent: {error}") from error
+                raise NotReady(f"the probe (a test inference) could not be sent to the engine: {error}") from error
             if is_reference:
                 known.reference = forms
             elif (fault := await self._fault(known, question, forms)) != "":
@@ -156,14 +156,14 @@ class SessionProbe:
             return
         why = first or "a probe would be too large"
         if first is not None and not is_reference and await self._is_answered(known):
-            raise EngineUnusable(f"it refuses probes that the reference answers: {first}")
-        raise NoUsableProbe(f"it answers no probe: {why}")
+            raise EngineUnusable(f"the engine refuses probes that the reference answers: {first}")
+        raise NoUsableProbe(f"the engine answers none of edged's probes (test inferences): {why}")
 
     async def compare(self, model: Model, precision: str, link: HostLink, session: int) -> str:
-        """Compare an engine's answers to up to three golden inputs with the reference's answers. If none agrees within
-        the tolerance of the precision, return how the first one differs: the engine is not of this model. Return an
-        empty text if one agrees, or if there are no answers to compare. Raises NotReady if the arena has no room
-        now."""
+        """Run an engine on up to three golden inputs, and compare its answers with the reference's recorded answers.
+        Return an empty text if one answer agrees within the tolerance of the precision, or if there is nothing to
+        compare. If no answer agrees, the engine does not belong to this model. In this case, return how the first
+        answer differs. Raises NotReady if the arena has no room now."""
         recorded = await asyncio.to_thread(self._recorded, model)
         signature = model.inspection.signature
         held = tolerance_of(model, precision)
@@ -176,7 +176,7 @@ class SessionProbe:
             except (EngineUnusable, InvalidInput):  # `ask` has tested whether it answers
                 continue
             except Overloaded as error:
-                raise NotReady(f"no probe could be sent: {error}") from error
+                raise NotReady(f"the probe (a test inference) could not be sent to the engine: {error}") from error
             if verdict.accepted:
                 return ""
             first = first or verdict.reason
@@ -207,18 +207,18 @@ def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> s
     """Return what is wrong with the first output whose form is neither the declared form nor the reference's; empty if
     no output is wrong.
 
-    Declared shapes are often wrong, and NaN may be right, so the reference decides.
+    Declared shapes are often wrong, and NaN may be right, so the reference's answer is the standard.
     """
     for spec in signature.outputs:
         form, right = forms.get(spec.name), reference.get(spec.name)
         if form is None:
-            return f"its answer has no output {spec.name!r}"
+            return f"the answer has no output {spec.name!r}"
         if form.datatype != spec.datatype:
-            return f"its output {spec.name!r} is {form.datatype}, the model declares {spec.datatype}"
+            return f"output {spec.name!r} is {form.datatype}, but the model declares {spec.datatype}"
         if not spec.admits(form.shape) and not (right is not None and right.shape == form.shape):
-            return f"its output {spec.name!r} is {list(form.shape)}, the model declares {list(spec.dims)}"
+            return f"output {spec.name!r} is {list(form.shape)}, but the model declares {list(spec.dims)}"
         if not form.is_finite and (right is None or right.is_finite):
-            return f"its output {spec.name!r} holds NaN or infinity"
+            return f"output {spec.name!r} holds NaN or infinity"
     return ""
 
 
@@ -297,7 +297,7 @@ async def warm_up(model: Model, link: HostLink, session: int, profile: Profile =
             raise
         except EdgedError as error:
             kind = next((kind for kind in _PASSING if isinstance(error, kind)), WarmupFailed)
-            raise kind(f"its model_warmup {warmup.name!r} failed: {error}") from error
+            raise kind(f"the model_warmup request {warmup.name!r} failed: {error}") from error
 
 
 def require_data(model: Model) -> None:

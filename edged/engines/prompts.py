@@ -18,8 +18,8 @@ _LIMITS = Limits(seconds=120.0, memory_mb=2048)
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files of the tokenizer in a folder. If the folder has no tokenizer, look in its parent, as on the
-    Hugging Face Hub. Empty if neither has a tokenizer."""
+    """Return the files of the tokenizer in a folder. If the folder has no tokenizer, look in its parent, where models
+    of the Hugging Face Hub have it. Empty if neither folder has a tokenizer."""
     for place in (folder, folder.parent):
         for names in _FILES:
             found = tuple((place / name).absolute() for name in names)
@@ -40,8 +40,8 @@ async def with_token_ids(settings: Mapping[str, str], folder: Path) -> dict[str,
     files = tokenizer_files(folder)
     if not files:
         raise ConfigError(
-            f"{PROMPTS} need a tokenizer, and {folder} has none; put tokenizer.json of the same model there, or give"
-            ' token ids: prompts = "a cat [49406 320 2368 49407]"'
+            f"setting {PROMPTS!r} needs a tokenizer, but {folder} has none; put the model's tokenizer.json there, or"
+            ' give token ids: prompts = "a cat [49406 320 2368 49407]"'
         )
     answer = await run(jobs.Tokenize(tuple(map(str, files)), lacking), jobs.Tokenized, _LIMITS)
     ids = dict(zip(lacking, answer.ids, strict=True))

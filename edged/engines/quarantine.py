@@ -73,8 +73,8 @@ class Quarantine:
             self._write()
 
     def mark(self, models: Iterable[PlannedModel]) -> None:
-        """Set on every engine why it is quarantined, and which separate host it belongs in. A serving engine returns to
-        the shared host only if memory has room for both hosts."""
+        """Set two fields of every engine: why the engine is quarantined, and the separate host in which it belongs. A
+        serving engine returns to the shared host only if memory has room for both hosts."""
         for planned in models:
             for engine in planned.engines.values():
                 suspect = EngineId(planned.entry.name, engine.digest)
@@ -91,7 +91,7 @@ class Quarantine:
         if record is None or not record.is_quarantined:
             return ""
         deaths = many(len(record.deaths), "time")
-        return f"it ended its engine host {deaths}; the last time the host {record.deaths[-1].why}"
+        return f"the engine ended its host {deaths}; the last time the host {record.deaths[-1].why}"
 
     def _write(self) -> None:
         self._records = crash_attribution.live(self._records, time.time())

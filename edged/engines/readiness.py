@@ -60,7 +60,7 @@ def readiness(planned: PlannedModel, settings: Health) -> Readiness:
             return Readiness(ReadyState.REFUSED, f"it cannot be served: {planned.problem}")
         if planned.quarantine:
             return Readiness(ReadyState.REFUSED, f"it is quarantined: {planned.quarantine}")
-        what = "no engine is open yet" if planned.model is not None else "it is being read"
+        what = "no engine is open yet" if planned.model is not None else "the model is being read"
         return Readiness(ReadyState.LOADING, held_up(planned) or what)
     if current.health.is_failing(settings.probe_failures):
         return Readiness(ReadyState.FAILING, f"its engine no longer answers: {current.health.reason}")
@@ -82,12 +82,13 @@ def all_ready(models: Iterable[PlannedModel], settings: Health) -> bool:
 
 
 def next_probe(models: Iterable[PlannedModel], settings: Health, now: float) -> tuple[PlannedModel, Slot] | None:
-    """Return the model to probe now, and which of its slots. Of the slots that are due, choose the slot with the oldest
-    last answer or probe. Return None if no slot is due. `now` is in monotonic seconds.
+    """Return the model to probe now, and which of its slots. Of the slots that are due, choose the slot whose last
+    answer or probe is the oldest. Return None if no slot is due. `now` is in monotonic seconds.
 
     Only idle engines are probed, because requests prove more than probes and must not wait for a probe. But an engine
-    that fails its requests is probed even if it is busy. Engines that are about to be replaced are not probed, because
-    a probe would read swapped-out memory of their host back. A fallback engine is probed only if it fails its requests.
+    that fails its requests is probed even if it is busy. Engines that are about to be replaced are not probed. The
+    memory of their host may be swapped out, and a probe would make the box read it from the disk again. A fallback
+    engine is probed only if it fails its requests.
     """
     every = ((planned, slot) for planned in models for slot in (planned.slot, planned.fallback))
     due = [(planned, slot) for planned, slot in every if _is_due(planned, slot, settings, now)]
@@ -121,8 +122,8 @@ class Prober:
 
     The prober kills the host of an engine that answers only with errors. Some faults, such as an error of a CUDA
     context, last until the process ends. Each engine of the host may have caused the fault, so all are reported to the
-    quarantine as suspects. The quarantine finds the engine that causes the fault again. If an engine is out of memory
-    or out of time, its host is not killed, because more memory or time may be available later.
+    quarantine as suspects. If the fault occurs again, the quarantine finds the engine that causes it. If an engine is
+    out of memory or out of time, its host is not killed, because more memory or time may be available later.
     """
 
     def __init__(self, session_probe: SessionProbe, settings: Health, tasks: TaskGroup) -> None:
@@ -168,7 +169,7 @@ class Prober:
     async def _ask(self, planned: PlannedModel, session: ServingSession) -> None:
         engine = planned.engines.get(session.engine.key)
         if engine is None or planned.model is None:
-            raise NotReady("the model was planned again, and another engine is about to serve")
+            raise NotReady("the serving engine is about to be replaced, so it is not probed")
         known = planned.known_answers()
         await self._session_probe.ask(known, session.link, session.number, is_reference=engine.recipe.is_reference)
         session.health.known = known

@@ -23,8 +23,8 @@ class EngineView(msgspec.Struct, frozen=True):
     `cost` is the time of one inference of the engine divided by that of the reference. Engine and reference were timed
     alternately, so costs of different days can be compared. If the model is busy, the times are those with all
     instances at work. A lower precision that the settings do not name increases the cost (`views.cost`). Two kinds of
-    engines of lower precision must not serve. A doubted engine is one whose float32 engine was rejected. An outpaced
-    engine is not faster than a float32 engine.
+    engines of lower precision must not serve. An engine is doubted if the float32 engine of the same backend and device
+    was rejected. An engine is outpaced if it is not faster than a float32 engine.
     """
 
     key: str
@@ -104,7 +104,8 @@ class Make(_OfEngine, frozen=True):
 
 
 class Try(_OfEngine, frozen=True):
-    """Verify another stored engine (built ahead, or for another driver), and adopt it if its answers are right."""
+    """Verify another stored engine, and adopt it if its answers are right. That engine was built in advance on another
+    box, or for another driver."""
 
     source: str
 
@@ -222,8 +223,8 @@ def _first_choice(able: list[EngineView]) -> EngineView:
 
 
 def _replace_outdated(model: ModelView, able: list[EngineView]) -> Open | None:
-    """Return the action that replaces an engine of the previous device; None until all engines that could replace it
-    have been tried."""
+    """Return the action that replaces an engine of the previous device. Return None while an engine that could replace
+    it must still be made."""
     if any(e.state is EngineState.ABSENT or (e.state in MAKING and not e.usable) for e in model.engines):
         return None
     return _opened(model, _first_choice(able))
@@ -285,7 +286,7 @@ def _fallback(model: ModelView, now: float) -> OpenFallback | CloseFallback | Re
 def _refuse(model: ModelView, why: str) -> RefuseFallback:
     is_widening = any(e.recipe.profile and e.state in MAKING for e in model.engines)
     return RefuseFallback(
-        model.name, why + ("; an engine for a wider range is being built, try again later" if is_widening else "")
+        model.name, why + ("; an engine for a wider range is being built; try again later" if is_widening else "")
     )
 
 
@@ -297,8 +298,13 @@ def _make(
 ) -> list[Work]:
     """Return the next job of every lane that is free, or whose slow build allows a second job.
 
-    The order of the jobs, the most important rule first: commands, engines without failures, models that no engine
-    serves, verifications and trials (seconds) before builds (minutes), and models with fewer finished engines.
+    These rules determine the order of the jobs, the most important rule first:
+
+    - jobs that a command requested come first
+    - engines without failures come before engines with failures
+    - models that no engine serves come before other models
+    - verifications and trials (seconds) come before builds (minutes)
+    - models with fewer finished engines come before models with more
     """
     wanted: list[tuple[tuple[bool, bool, bool, int, int], str, Work]] = []
     for model in models:

@@ -1,4 +1,5 @@
-"""Repairs a model step by step. Each step runs in a child, and is proven before the next step starts.
+"""Repairs a model step by step. Each step runs in a child. Before the next step starts, the new graph must be proven to
+give the same answers.
 
 The model and its external data lie in a folder that the caller owns. Each step writes a new graph there. The last graph
 replaces the model file. After an error the caller removes the folder.
@@ -45,7 +46,7 @@ class Repaired(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> dict[str, Path]:
-        """All files by relative path, the model first."""
+        """A mapping from the relative path to the path of each file, the model first."""
         return {self.path.name: self.path, **{name: self.path.parent / name for name in self.external}}
 
 
@@ -117,14 +118,14 @@ class _Work:
     # -- opset and IR version ----------------------------------------------------------------------------------------
 
     async def versions(self) -> None:
-        """Lower the opset and the IR version to versions that all installed runtimes support, or at least ONNX
-        Runtime."""
+        """Lower the opset and the IR version to versions that all installed runtimes support. If this fails, try
+        newer versions that ONNX Runtime supports."""
         if not (self._options.wants(Step.OPSET) or self._options.wants(Step.IR)):
             return
         opset, ir = self.inspection.opsets.get("ai.onnx", 0), self.inspection.ir_version
         takes = await self._newest(REFERENCE.backend)
         if takes is None:
-            missing = "ONNX Runtime is missing or broken, and every repair is compared with it; see: edged doctor"
+            missing = "ONNX Runtime is missing or broken, but it must check every repair; see: edged doctor"
             raise Unsupported(missing)
         newest, named = [takes], self._options.insists(Step.OPSET) or self._options.insists(Step.IR)
         if (
@@ -145,12 +146,12 @@ class _Work:
             except (Unsuitable, EngineUnusable, BuildFailed) as error:
                 if place == len(attempts) - 1:
                     raise
-                self.left_out.append(f"{_versions(to_opset, to_ir)}, which every installed runtime supports: {error}")
+                self.left_out.append(f"{_versions(to_opset, to_ir)} (all installed runtimes support it): {error}")
             else:
                 return
 
     async def _newest(self, backend: str) -> jobs.LoadedRuntime | None:
-        """Return the newest ONNX versions that a runtime supports; None if it does not work."""
+        """Return the newest ONNX versions that a runtime supports; None if the runtime does not work."""
         try:
             found = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _READ)
         except EdgedError:
@@ -162,8 +163,8 @@ class _Work:
 
         If the user requested a version, only that version is tried. Otherwise the first version is one that every
         installed runtime supports, and the last version is one that ONNX Runtime supports. If the user named the step,
-        the version is lowered even if ONNX Runtime supports it. Raises Unsuitable if the requested version is newer
-        than the model's.
+        the model's version is lowered even if ONNX Runtime supports it. Raises Unsuitable if the requested version is
+        newer than the model's version.
         """
         if not self._options.wants(step):
             return [0]
@@ -177,7 +178,7 @@ class _Work:
     def _note_named(self, opsets: list[int], irs: list[int], opset: int, ir: int) -> None:
         for step, targets, is_at in ((Step.OPSET, opsets, opset), (Step.IR, irs, ir)):
             if self._options.insists(step) and targets == [0]:
-                taken = "" if self._options.version(step) else ", which every installed runtime supports"
+                taken = "" if self._options.version(step) else "; every installed runtime supports this version"
                 self.left_out.append(f"{step.value}: it is already {is_at}{taken}")
 
     async def _lower(self, opset: int, ir: int, is_run_here: bool) -> None:
@@ -212,11 +213,11 @@ class _Work:
                     f"by ONNX's definitions all operators mean the same in both versions; comparing failed: {error}"
                 )
                 return Proof(_DEFINITIONS, detail)
-            raise Unsuitable(f"cannot verify that it answers as before: {error}") from error
+            raise Unsuitable(f"cannot verify that the model answers as before: {error}") from error
         if not proven.verdict.accepted:
-            raise Unsuitable(f"the answers differ from the original's: {proven.verdict.reason}")
+            raise Unsuitable(f"the repaired model's answers differ from the original's: {proven.verdict.reason}")
         asked = f"{proven.questions} probe{'s' if proven.questions != 1 else ''}"
-        detail = f"gives the same answers to {asked} as the original, by {proven.by}"
+        detail = f"gives the same answers to {asked} as the original, compared by {proven.by}"
         return Proof(proven.by, detail, proven.questions, proven.verdict.figures)
 
     # -- dimensions ---------------------------------------------------------------------------------------------------
@@ -244,7 +245,7 @@ class _Work:
                 raise Unsuitable(freed.refused)
             self.left_out.append(freed.refused)
         elif self._options.insists(Step.DIMS) and not freed.details:
-            self.left_out.append("dims: in all trials its inputs accepted only the declared dimensions")
+            self.left_out.append("dims: in all trials the model accepted only the declared dimensions")
         if freed.details:
             proof = Proof("onnxruntime", "; ".join(freed.details), freed.questions, freed.figures)
             step = Step.SIZES if freed.sized and len(freed.details) == 1 else Step.DIMS
@@ -330,7 +331,7 @@ class _Work:
                 )
             except ConfigError:
                 continue
-        raise Unsuitable("the family of the model cannot be determined")
+        raise Unsuitable("the settings in the model's metadata do not fit the model; override them, or set family=raw")
 
 
 def _versions(opset: int, ir: int) -> str:

@@ -83,7 +83,8 @@ def _shortened(value: str) -> str:
 
 
 def ensemble(planned: PlannedEnsemble, alarms: tuple[Alarm, ...], state: Readiness) -> ModelInfo:
-    """Report an ensemble, with the alarms that concern it. Its tensors are those of its configuration."""
+    """Report an ensemble, with the alarms that concern it. The reported tensors are the tensors of the ensemble's
+    configuration."""
     rows, config = planned.config.max_batch_size, planned.config
     return ModelInfo(
         name=planned.entry.name,
@@ -119,7 +120,7 @@ _LANGUAGE_OUTPUTS = (TensorSpec("text_output", "BYTES", (1,)),)
 
 def language(planned: PlannedLanguageModel, alarms: tuple[Alarm, ...] = ()) -> ModelInfo:
     """Report a language model as a model, with the alarms that concern it. The inputs and outputs in the report are the
-    tensors of requests in Triton's streams."""
+    tensors that clients of ModelStreamInfer send and receive."""
     about, entry = language_model(planned), planned.entry
     measured = f", {about.first_token_ms:.0f} ms to the first token, {about.tokens_per_s:.0f} tokens/s"
     notes = [f"context of {about.context} tokens{measured if about.tokens_per_s else ''}"] if about.context else []
@@ -174,7 +175,7 @@ def public_readiness(planned: PlannedModel, asking: Health) -> Readiness:
 
 
 def tensors(specs: tuple[TensorSpec, ...]) -> tuple[TensorInfo, ...]:
-    """Return the reports of inputs or outputs."""
+    """Return a report for each input or output."""
     return tuple(TensorInfo(spec.name, spec.datatype, spec.dims) for spec in specs)
 
 

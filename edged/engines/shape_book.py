@@ -29,9 +29,9 @@ _KEPT = 1000  # models; the least recently written are removed
 class Page(msgspec.Struct, frozen=True):
     """The stored shapes of one model.
 
-    learnt: the learnt range as text. configured: the range that settings and pictures defined when `learnt` was stored,
-    as text. If that range has changed since, `learnt` does not apply. widened: when builds for wider ranges began, in
-    seconds since the epoch.
+    learnt: the learnt range as text. configured: the range of shapes that the settings and the picture size of the
+    model defined when `learnt` was stored, as text. If that range has changed since, `learnt` does not apply. widened:
+    when builds for wider ranges began, in seconds since the epoch.
     """
 
     format: int = _FORMAT
@@ -42,8 +42,8 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class ShapeBook:
-    """Keeps a small file for each model and content. If a file cannot be written, its new content is lost at the next
-    restart."""
+    """Keeps a small file for each model. A model whose content changes gets a new file. If a file cannot be written,
+    the newest shapes are lost at the next restart."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute() / "shapes"
@@ -52,7 +52,8 @@ class ShapeBook:
         self._writing = threading.Lock()
 
     def applied(self, model: Model) -> Model:
-        """Return the model with its learnt range of shapes: the target that `aim` set, otherwise the proven range."""
+        """Return the model with its learnt range of shapes. This is the target that `aim` set. If there is no target,
+        it is the stored range, for which an engine was ready."""
         learnt = Profile()
         if model.shape_policy.kind == "learn" and not model.is_static:
             learnt = self._aims.get(self._place(model)) or self._proved(model)
@@ -63,7 +64,7 @@ class ShapeBook:
         self._aims[self._place(model)] = profile
 
     def unaim(self, model: Model) -> None:
-        """Remove the target, so that the proven range applies."""
+        """Remove the target, so that the stored range applies."""
         self._aims.pop(self._place(model), None)
 
     def page(self, model: Model) -> Page:
@@ -82,7 +83,7 @@ class ShapeBook:
         self._pages[self._place(model)] = page
 
     def write(self, model: Model) -> None:
-        """Write a model's newest page to disk. If several threads call this, they write one after the other, so that
+        """Write a model's newest page to disk. If several threads call this method, they write one after the other, so
         the newest page remains."""
         place = self._place(model)
         with self._writing, contextlib.suppress(OSError):
@@ -116,7 +117,8 @@ class ShapeBook:
 
 
 def configured_range(model: Model) -> str:
-    """Return the range of the model's settings and pictures as text; empty if they define no range."""
+    """Return the range of shapes that the model's settings and picture size define, as text; empty if they define no
+    range."""
     try:
         return str(model.configured_profile)
     except Unsuitable:
@@ -124,7 +126,7 @@ def configured_range(model: Model) -> str:
 
 
 def largest_bytes(profile: Profile, signature: Signature) -> int:
-    """Return the bytes of all inputs at the largest shapes of a range. An element of a string counts as 8 bytes."""
+    """Return the bytes of all inputs at the largest shapes of a range. An element of type string counts as 8 bytes."""
     total = 0
     for spec in signature.inputs:
         found = profile.range(spec.name)
@@ -150,10 +152,10 @@ def _require_sound(page: Page, model: Model) -> None:
             inputs[each.name].admits(shape) for shape in (each.minimum, each.optimum, each.maximum)
         )
         if not fits:
-            raise ValueError("its range does not fit the model")
+            raise ValueError("its range of input shapes does not fit the model")
     if learnt.ranges:
         open_inputs = {spec.name for spec in inputs.values() if not spec.is_static}
         if {each.name for each in learnt.ranges} != open_inputs:
-            raise ValueError("its range does not cover the model's inputs")
+            raise ValueError("its range of input shapes does not name the same inputs as the model")
         if largest_bytes(learnt, model.inspection.signature) > 1 << 40:
-            raise ValueError("its range is too large")
+            raise ValueError("its range of input shapes is too large")

@@ -1,4 +1,4 @@
-"""Examines frames that may be collected, in a child at the lowest priority."""
+"""Examines candidate frames before they are collected, in a child at the lowest priority."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ async def sift(job: jobs.Sift) -> jobs.Sifted:
     except BuildFailed as error:
         is_late = isinstance(error, ChildLost) and error.how == "late"
         if is_late or isinstance(error.__cause__, OSError):
-            raise Overloaded(f"frames cannot be examined: {error}") from error
+            raise Overloaded(f"the frames to collect cannot be examined: {error}; serving continues") from error
         raise

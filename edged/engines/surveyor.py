@@ -2,8 +2,8 @@
 facts.
 
 Folders are watched instead of files, because a package manager renames a new file over the old file. A watch on the
-file would miss this. A slow poll complements the watch, because a kernel module or a power mode can change without a
-file.
+file would miss this. A slow poll complements the watch, because a kernel module or a power mode can change although no
+file changes.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ def first(*findings: Finding | None) -> Finding | None:
 
 
 def decided(reference: Checked, suspicion: Finding | None) -> tuple[Finding | None, tuple[Finding, ...]]:
-    """Return the finding why the reference refuses a model (None if it accepts the model), and the warnings.
+    """Return the finding that says why the reference refuses a model (None if the reference accepts the model), and the
+    warnings.
 
     `suspicion` is a finding of edged's own checks about operators, types or shapes. It replaces a vague refusal. If the
     reference accepts the model, the suspicion becomes a warning.
@@ -71,7 +72,7 @@ def memory(needs: Footprint, limits: AdmissionLimits, size_mb: float, box_mb: in
         message = (
             f"the model needs at least {_size(needs.least)} of memory, and this box has {_size(box_mb << 20)}: {what}"
         )
-        remedy = "export it with smaller dimensions"
+        remedy = "export the model with smaller dimensions"
     elif least_mb > limits.most_mb(size_mb):
         most = limits.most_mb(size_mb)
         allowed = f"its examination may use only {_size(most << 20)}"
@@ -87,15 +88,18 @@ def lost(
     error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float, runtime: str, family: str = ""
 ) -> Finding:
     """Return the finding for a child that was lost at a stage. `seconds` is the child's time limit. `runtime` is the
-    runtime's name; empty for the child that only reads the model. `family` is the family of another package whose code
-    also ran in the child; empty if there was no such code."""
+    runtime's name; empty for the child that only reads the model. If code of another package also ran in the child,
+    `family` names the model family and the package of this code; otherwise `family` is empty."""
     where = _WHERE[stage].format(runtime=runtime or "edged")
     if family and stage is Stage.INFERENCE:
         where = f"{where} and reading its outputs with {family}"
     if error.how == "late":
         message = f"{where} did not end within {seconds:.3g} s"
         return Finding(
-            stage, Category.TIMED_OUT, message, f"if it is only slow, raise {_named('seconds')}, now {limits.seconds:g}"
+            stage,
+            Category.TIMED_OUT,
+            message,
+            f"if the model is only slow, raise {_named('seconds')}, now {limits.seconds:g}",
         )
     if error.how == "too large":
         return Finding(stage, Category.TOO_MUCH_MEMORY, f"{where} used more memory than allowed", _raise_memory(limits))
@@ -142,7 +146,7 @@ _WHERE: Mapping[Stage, str] = {
 
 
 def _raise_memory(limits: AdmissionLimits) -> str:
-    return f"if it really needs so much, raise {_named('memory_mb')}, now {limits.memory_mb}"
+    return f"if the model really needs so much, raise {_named('memory_mb')}, now {limits.memory_mb}"
 
 
 def _named(field: str) -> str:
@@ -163,7 +167,7 @@ _HASHING_SECONDS = 3600.0  # extra time to hash the external data of a model: it
 
 
 class _Stages:
-    """The stage that a child last reported. Call it with progress messages."""
+    """Keeps the stage that a child last reported. An instance can be called with a progress message."""
 
     def __init__(self, first: Stage) -> None:
         self.now = first

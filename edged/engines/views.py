@@ -25,8 +25,9 @@ def actual(
 ) -> list[ModelView]:
     """Return a view of every model, after adopting engines that other models or processes stored.
 
-    While a model is being read, `reconcile` makes no engine for it, and opens no engine if one serves. If the host was
-    lost, `reconcile` may open an engine of the model's previous content, provided the engine's files have not changed.
+    While a model is being read, `reconcile` makes no engine for the model, and opens no engine while an engine serves.
+    If the host was lost, `reconcile` may open an engine of the model's previous content, provided the engine's files
+    have not changed.
     """
     stored = store.records()
     views = []
@@ -43,9 +44,10 @@ def _take_up(engine: PlannedEngine, record: EngineRecord) -> None:
     """Apply a stored record to an engine. Models of the same content share engines, so the record may come from another
     model.
 
-    An engine that was judged by its model's standard ignores verdicts by another model's standard. Otherwise the two
-    models would have the engine made again forever. If its files are missing, it is made again. An engine that was
-    given up accepts only a usable record. An engine that waits for its next attempt also accepts a rejection.
+    The other model may have another standard for answers. If the engine was judged by the standard of its own model, a
+    verdict by another standard is ignored. Otherwise the two models would have the engine made again forever. If the
+    files of the engine are missing, the engine is made again. An engine that was given up accepts only a usable record.
+    An engine that waits for its next attempt also accepts a rejection.
     """
     same_standard = record.standard == engine.standard or engine.recipe.is_reference
     if engine.is_judged and not same_standard:
@@ -106,8 +108,8 @@ def _fallback(planned: PlannedModel, fits: bool) -> FallbackView:
 
 
 def _has_its_files(planned: PlannedModel, engine: PlannedEngine) -> bool:
-    """Whether an engine can be opened while the model is being read. This is so if the engine is in the store, or if
-    the version that is being read is in another file."""
+    """Whether an engine can be opened while the model is being read. This is so if the engine is in the store. It is
+    also so if the new version of the model has a file of its own, so that the file of the previous version stays."""
     return engine.is_usable or (planned.model is not None and planned.model.entry.path != planned.entry.path)
 
 
@@ -144,8 +146,8 @@ def cost(
     planned: PlannedModel, engine: PlannedEngine, is_busy: bool = False, parallelism: Parallelism | None = None
 ) -> float | None:
     """Return the time of one inference divided by the reference's, times `LEAST_GAIN` for a lower precision that the
-    settings do not name. Use the timing with this `parallelism`, or the timing that is fastest for the demand if
-    `parallelism` is None. Return None if there is no timing."""
+    settings do not name. Use the timing with this `parallelism`. If `parallelism` is None, use the timing that is best
+    for latency, or for throughput if the model is busy. Return None if there is no timing."""
     speeds = engine.record.speeds if engine.record is not None else ()
     costs = [each.cost(is_busy=is_busy) for each in speeds if parallelism in (None, each.parallelism)]
     if not costs:

@@ -1,4 +1,4 @@
-"""The parent's side of the user's Python, a process in which a framework loads and exports a model.
+"""Starts and asks a child process that runs the user's Python. In it, a framework loads and exports a model.
 
 That process may read the files of its environment and of the source, and write to a scratch folder, which contains its
 home folder. It has no network, and limits of time and memory. Requests and answers are lines of JSON, see
@@ -104,8 +104,8 @@ class FrameworkProcess:
         self.memory_mb = 0  # the most that the framework used so far
 
     def ask(self, do: str, **request: object) -> Answer:
-        """Send a request and wait for the answer. Raises ModuleMissing if a module is missing, Unsuitable if the source
-        is refused, BuildFailed if the framework fails or a limit is exceeded."""
+        """Send a request and wait for the answer. Raises ModuleMissing if a module is missing, and Unsuitable if the
+        source is refused. Raises BuildFailed if the framework fails or exceeds a limit."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the process has ended; `_line` reports how
             self._process.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
@@ -113,14 +113,15 @@ class FrameworkProcess:
         try:
             found = msgspec.json.decode(self._line(), type=ready(Answer))
         except msgspec.MsgspecError as error:
-            raise BuildFailed(f"the framework's process sent an answer that cannot be read: {error}") from error
+            message = f"the framework's process sent an invalid answer: {error}"
+            raise BuildFailed(f"{message}; to report this: edged report") from error
         self.memory_mb = max(self.memory_mb, found.memory_mb)
         if found.error == "missing":
             raise ModuleMissing(found.module or found.message)
         if found.error == "refused":
             raise Unsuitable(found.message)
         if found.error == "memory":
-            raise BuildFailed(f"the framework needs more than {self._limits.memory_mb} MiB; raise --memory-mb")
+            raise BuildFailed(f"the framework needs more memory than {self._limits.memory_mb} MiB; raise --memory-mb")
         if found.error:
             raise BuildFailed(found.message)
         return found
@@ -148,7 +149,8 @@ class FrameworkProcess:
                 raise BuildFailed(self._how_it_ended())
             self._pending += piece
             if len(self._pending) > _LONGEST:
-                raise BuildFailed("the framework's process wrote too much to the pipe that is reserved for its answers")
+                message = f"the framework's process sent an answer of more than {_LONGEST >> 20} MiB"
+                raise BuildFailed(f"{message}; to report this: edged report")
         line, _, self._pending = self._pending.partition(b"\n")
         return line
 
@@ -174,9 +176,11 @@ def _places(python: str) -> tuple[str, ...]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, **process.ISOLATED)
         version, *places = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise InvalidInput(f"{python} cannot be run as Python: {error}; give --python PATH") from error
+        raise InvalidInput(f"{python} cannot be run as Python: {error}; name another one with --python PATH") from error
     if version < _OLDEST:
-        raise InvalidInput(f"{python} is Python {version[0]}.{version[1]}; exports need 3.9 or newer")
+        raise InvalidInput(
+            f"{python} is Python {version[0]}.{version[1]}, but exports need 3.9 or newer; give --python PATH"
+        )
     return tuple(place for place in places if place and place != os.sep)
 
 

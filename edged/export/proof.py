@@ -6,9 +6,9 @@ moves whole rows. In the framework itself, noise in the last bit of the picture 
 So the input is moved by one step of its type (`verification.noise.nudged`), which changes the framework's own answer.
 Each output of the file may differ by up to `_TIMES` times this change.
 
-If an output differs by more, its rows may only be in another order. So the sorted values of each column are compared.
-They are also compared if the allowance is too large to prove anything. If the sorted values differ or prove nothing,
-the decoded detections are compared.
+If an output differs by more, perhaps only the order of its rows differs. So the sorted values of each column are
+compared. The sorted values are also compared if the allowed difference is too large to prove anything. If the sorted
+values differ or prove nothing, the decoded detections are compared.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ _NOTHING = "no output has a finite value that is the same in two runs, so nothin
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """One output for one input: how far the answers of file and framework differ, and how far they may differ, as
-    relative L2 norms."""
+    """The comparison of one output for one input. `difference` is how far the answers of file and framework differ, and
+    `allowed` how far they may differ. Both are relative L2 norms. `picture` names the input."""
 
     output: str
     picture: str
     difference: float
     allowed: float
     meaningless: float = _MEANINGLESS
+    shapes: str = ""  # how the shapes differ; empty if they are equal
 
     @property
     def is_right(self) -> bool:
@@ -84,7 +85,7 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 def prove(answers: Sequence[Answers], matcher: Matcher | None, half: bool = False) -> Proof:
-    """Compare all answers. `matcher` finds detections; None if the model has none."""
+    """Compare all answers. `matcher` finds detections; None if the model has none. `half` means a float16 export."""
     pairs = [(each, name) for each in answers for name in each.sample.outputs]
     if not any(_has_values(each.framework[name]) for each, name in pairs):
         nothing = Compared("", answers[0].picture, 0.0, 1.0)
@@ -116,19 +117,17 @@ def _worst(found: Sequence[Compared]) -> Compared:
 
 
 def _difference(worst: Compared) -> str:
-    return f"{_place(worst)} differs by {worst.difference:.2g} (relative L2), at most {worst.allowed:.2g} is allowed"
-
-
-def _place(compared: Compared) -> str:
-    return f"output {compared.output!r} for {compared.picture}"
+    place = f"output {worst.output!r} for {worst.picture}"
+    if worst.shapes:
+        return f"{place} {worst.shapes}"
+    return f"{place} differs by {worst.difference:.2g} (relative L2); at most {worst.allowed:.2g} is allowed"
 
 
 def _elements(answers: Answers, name: str, half: bool, is_sorted: bool = False) -> Compared:
     expected, found, moved = answers.framework[name], answers.sample.outputs[name], answers.moved[name]
     if expected.shape != found.shape:
-        return Compared(
-            name, f"{answers.picture}: {list(found.shape)} instead of {list(expected.shape)}", math.inf, 1.0
-        )
+        shapes = f"has the shape {list(found.shape)} instead of {list(expected.shape)}"
+        return Compared(name, answers.picture, math.inf, 1.0, shapes=shapes)
     if moved.shape != expected.shape:  # the shape depends on noise, so a comparison proves nothing
         return Compared(name, answers.picture, 0.0, math.inf)
     if expected.dtype.kind != "f":
@@ -153,7 +152,7 @@ def _texts(values: Array) -> npt.NDArray[np.str_]:
 
 
 def _distance(expected: Array, found: Array) -> float:
-    """Return the relative L2 distance of the finite elements; infinite if the other elements are not the same."""
+    """Return the relative L2 distance of the finite elements; infinite if elements that are not finite differ."""
     one, other = expected.astype(np.float64), found.astype(np.float64)
     finite = np.isfinite(one)
     if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(other[finite]).all():
@@ -167,11 +166,12 @@ def _distance(expected: Array, found: Array) -> float:
 def first_difference(
     framework: Mapping[str, Array], moved: Mapping[str, Array], file: Mapping[str, Array]
 ) -> str | None:
-    """Return the name of the first module whose output differs; None if no such module is found.
+    """Return the name of the module from which on the outputs differ; None if no such module is found.
 
-    The arguments map "module|shape" to samples of the outputs, in the order of execution. Exporters fold modules into
-    others, such as a batch normalisation into a convolution. So a module that differs does not count if a later module
-    agrees: the result is the first module that differs after the last module that agrees.
+    The arguments map "module|shape" to samples of the outputs, in the order of execution. Exporters merge modules, such
+    as a convolution and the batch normalisation that follows it. In a correct file, the output of a merged module may
+    differ, but the outputs of later modules agree. So a module that differs does not count if a later module agrees.
+    The result is the first module that differs after the last module that agrees.
     """
     first: str | None = None
     for name, expected in framework.items():

@@ -47,8 +47,8 @@ _PROBE = ChildLimits(seconds=900.0, memory_mb=8192)
 
 
 class Wish(NamedTuple):
-    """The user's request; see `frameworks.contract.Request`. With `opset` 0, the file has the exporter's own opset, or
-    the newest that the boxes support if that is lower."""
+    """The user's request; see `frameworks.contract.Request`. If `opset` is 0, the exporter's own opset is used, or the
+    newest opset that all boxes support if the latter is lower."""
 
     weights: Path | None = None
     imgsz: tuple[int, int] | None = None
@@ -62,9 +62,11 @@ class Wish(NamedTuple):
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """An export: the written file, what it contains, the proof, and remarks. `way` is the exporter, if there are
-    several. `seconds` is the time of loading, exporting and comparing; `memory_mb` is the framework's largest use of
-    memory."""
+    """An export: the written file, its contents, the proof, and remarks.
+
+    `way` names the way in which the framework exported, such as "dynamo"; empty if the framework has only one way.
+    `seconds` is the time of loading, exporting and comparing. `memory_mb` is the framework's largest use of memory.
+    """
 
     file: str
     framework: str
@@ -135,9 +137,9 @@ def _tensor(spec: TensorSpec) -> str:
 
 def _missing(source: Source, module: str, python: str) -> str:
     if source.kind == "torch_module" and f"{source.name.partition(':')[0]}.".startswith(f"{module}."):
-        return f"this folder has no module {module!r}; run the command in the folder of your package"
+        return f"the current folder has no module {module!r}; run the command in the folder of your package"
     package = PACKAGES[source.kind] if module.partition(".")[0] in KNOWN else module.partition(".")[0]
-    return f"{python} has no module {module!r}; install it there: {python} -m pip install {package}"
+    return f"{python} has no module {module!r}; install the module: {python} -m pip install {package}"
 
 
 class _Export:
@@ -172,8 +174,8 @@ class _Export:
 
     def write(self, loaded: Answer) -> tuple[Path, str, Inspection]:
         """Export in each of the framework's ways (`Answer.ways`), one after the other, until a file is as requested. If
-        no file is, convert the first file of which only the ONNX versions are too new. Raises ModelRefused if no file
-        can be converted."""
+        there is no such file, convert the first file whose only fault is that its ONNX versions are too new. Raises
+        ModelRefused if there is no such file either, or if the file cannot be converted."""
         problem, best = "", None
         # First ask for the exporter's own opset (0): the boxes may take a newer opset than the exporter can write.
         asked = [self._wish.opset] if self._wish.opset or not self._limits.opset else [0, self._limits.opset]
@@ -193,7 +195,7 @@ class _Export:
                 continue
             if other := unlike(inspection, loaded.inputs):
                 problem = problem or other
-                self.notes.append(f"{named} wrote another model: {other}")
+                self.notes.append(f"{named} wrote a file that does not fit the model: {other}")
                 continue
             beyond = versions_beyond(inspection, self._wish.opset, self._limits)
             if not beyond:
@@ -219,16 +221,21 @@ class _Export:
         try:
             done = asyncio.run(repair(place, options, {}, (REFERENCE.backend,), source=self._source.title))
         except ModelRefused as error:
-            named = [f"{operator} is at {line}" for operator, line in sources.items() if operator in str(error)]
+            named = [
+                f"operator {operator} comes from {line}" for operator, line in sources.items() if operator in str(error)
+            ]
             raise ModelRefused("; ".join([str(error), *named])) from None
-        self.notes.append(f"edged converted it: {'; '.join(each.line() for each in done.record.steps)}")
+        self.notes.append(f"edged converted the file: {'; '.join(each.line() for each in done.record.steps)}")
         return self._finished(done.path, way)
 
     def _finished(self, place: Path, way: str) -> tuple[Path, str, Inspection]:
         out = self._own / "finished.onnx"
         asyncio.run(self._finish(place, out))
         if out.with_name(f"{out.name}.data").exists():
-            raise ModelRefused(f"{self._source.title} has more than 1.9 GB of weights, which do not fit into one file")
+            raise ModelRefused(
+                f"{self._source.title} has more than 1.9 GB of weights, but edged exports only into one file of at most"
+                " 2 GB; give --half, or export the model with the framework's own tools and external data"
+            )
         self._raw = place
         return out, way, asyncio.run(run(jobs.Inspect(str(out)), Inspection, _READ))
 
@@ -246,9 +253,14 @@ class _Export:
         self._notify("comparing with the framework")
         samples = asyncio.run(self._golden(model))
         if not samples:
-            raise BuildFailed("ONNX Runtime cannot run the exported model with any test input; try: edged inspect")
+            raise BuildFailed(
+                "ONNX Runtime cannot run the exported model with any test input; give valid inputs with --samples"
+            )
         if lost := _lost(loaded, samples):
-            raise BuildFailed(f"{lost} is declared open, but the file takes one size only: the export made it constant")
+            raise BuildFailed(
+                f"the exported file takes only one size of {lost}, but this dimension must stay open; if you gave"
+                " --dynamic, leave it out; otherwise, correct the model's code"
+            )
         matcher = matcher_for(model.recognition, 0.05)
         answers = [self._answered(sample, list(sample.outputs)) for sample in samples]
         proof = prove(answers, matcher if isinstance(matcher, Matcher) else None, self._wish.half)
@@ -256,7 +268,7 @@ class _Export:
             worst = next((each for each in answers if each.picture == proof.worst.picture), answers[0])
             first = self._first(worst.sample, loaded)
             raise BuildFailed(
-                f"the exported file is not proven to answer as {loaded.framework}: {proof.problem}{first}"
+                f"the exported file is not proven to give the answers of {loaded.framework}: {proof.problem}{first}"
             )
         return proof
 
@@ -280,7 +292,7 @@ class _Export:
         answer = self._framework.ask(what, inputs=str(asked), outputs=str(found))
         arrays = list(_arrays(found))
         if outputs and len(arrays) != len(outputs):
-            raise BuildFailed(f"the framework returns {len(arrays)} outputs, the file {len(outputs)}")
+            raise BuildFailed(f"the framework returns {len(arrays)} outputs, but the file has {len(outputs)}")
         return dict(zip(outputs or answer.names, arrays, strict=True))
 
     def _first(self, sample: golden.Sample, loaded: Answer) -> str:
@@ -311,7 +323,8 @@ def _ranges(loaded: Answer) -> dict[str, str]:
 
 
 def _lost(loaded: Answer, samples: Sequence[golden.Sample]) -> str:
-    """Return an open dimension that has the same size in all answered inputs; empty if every open dimension varies."""
+    """Return an open dimension that the export has fixed to one size; empty if there is none. Each open dimension was
+    tried with two sizes (`_ranges`). `samples` has only the inputs that the file accepted."""
     for name, (_, shape, opened) in loaded.inputs.items():
         for axis, word in opened.items():
             if all(sample.inputs[name].shape[axis] == shape[axis] for sample in samples):
@@ -324,8 +337,8 @@ def _moved(sample: golden.Sample) -> dict[str, Array]:
 
 
 def _save(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays by name, with an x before each name: savez has a parameter `file`, which an input may also be
-    called."""
+    """Write arrays by name, with an x before each name, because the name of an input may be the same as that of a
+    parameter of savez, such as `file`."""
     np.savez(path, **{f"x{name}": value for name, value in arrays.items()})  # type: ignore[arg-type]
 
 
@@ -335,4 +348,5 @@ def _arrays(path: Path) -> Iterator[Array]:
             for number in range(len(found.files)):
                 yield found[str(number)]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise BuildFailed(f"the framework's process wrote answers that cannot be read: {error}") from error
+        message = f"the framework's answers cannot be read: {error}"
+        raise BuildFailed(f"{message}; check that all outputs of the model are arrays") from error

@@ -51,8 +51,8 @@ _TEXTS = ("SHORT_BINUNICODE", "BINUNICODE", "UNICODE", "BINUNICODE8")
 
 
 class Source(NamedTuple):
-    """`kind` is the exporter, a file in `frameworks`; `name` is what the exporter loads: an absolute path, or a name.
-    `title` names the source for people."""
+    """The source of an export. `kind` is the exporter, a file in `frameworks`; `name` is what the exporter loads: an
+    absolute path, or a name. `title` names the source for people."""
 
     kind: str
     name: str
@@ -61,8 +61,8 @@ class Source(NamedTuple):
 
 
 def find(text: str) -> Source:
-    """Return the exporter for a source as the user wrote it. Raises InvalidInput if no exporter fits, Refused for a
-    checkpoint of torch that is not from Ultralytics."""
+    """Return the source that the user named in `text`, with its exporter. Raises InvalidInput if no exporter fits.
+    Raises Refused for a checkpoint of torch that is not from Ultralytics."""
     prefix, _, rest = text.partition(":")
     path = Path(text)
     if prefix in _NAMED and rest and not path.exists():
@@ -99,7 +99,7 @@ def _file(path: Path) -> Source:
             return Source("ultralytics", place, path.name, (place,))
         known = "only weights" if packages <= {"collections", "torch"} else f"classes of {', '.join(sorted(packages))}"
         raise Refused(
-            f"{path.name} has {known}, not an Ultralytics model; export the module that it belongs to:"
+            f"{path.name} has {known}, not an Ultralytics model; export the torch module of these weights:"
             " edged export PACKAGE.MODULE:FACTORY --weights FILE"
         )
     if suffix == ".onnx":
@@ -114,11 +114,11 @@ def globals_of(path: Path) -> list[str]:
         with zipfile.ZipFile(path) as archive:
             member = next(each for each in archive.infolist() if each.filename.endswith("/data.pkl"))
             if member.file_size > _LARGEST:
-                raise ValueError("its pickle is too large")
+                raise ValueError(f"its data.pkl has more than {_LARGEST >> 20} MiB; save the model without other data")
             return list(dict.fromkeys(_globals(archive.read(member))))
     except Exception as error:  # the errors of hostile archives have no common class
         raise Refused(
-            f"{path.name} is not a checkpoint of torch 1.6 or newer: {error or 'it has no data.pkl'}"
+            f"{path.name} is not a checkpoint of torch 1.6 or newer: {error or 'the file has no data.pkl'}"
         ) from None
 
 

@@ -44,9 +44,9 @@ def intersection(boxes: Mapping[str, Sequence[RuntimeSupport]]) -> Limits:
 
 
 def versions_beyond(found: Inspection, wanted: int, limits: Limits) -> str:
-    """Return which version is too new; empty if none is. The opset must not be above `wanted` (0 for no request), and
-    neither version may be above that of `limits`. An opset below `wanted` is accepted, because some exporters write an
-    older opset if it has the same operators."""
+    """Return which version is too new; empty if no version is. The opset must not be above `wanted` (0 for no request)
+    or above the opset of `limits`. The IR version must not be above that of `limits`. An opset below `wanted` is
+    accepted, because some exporters write an older opset if the model's operators are the same in both."""
     opset = found.opsets.get("ai.onnx", 0)
     if wanted and opset > wanted:
         return f"opset {opset} instead of {wanted}"
@@ -58,10 +58,10 @@ def versions_beyond(found: Inspection, wanted: int, limits: Limits) -> str:
 
 
 def unlike(found: Inspection, asked: Inputs) -> str:
-    """Return how the inputs differ from the requested ones; empty if they do not."""
+    """Return how a file's inputs differ from the requested inputs; empty if they do not differ."""
     inputs = {spec.name: spec for spec in found.signature.inputs}
     if len(inputs) != len(asked):
-        return f"it has the inputs {', '.join(inputs)} instead of {', '.join(asked)}"
+        return f"the file has the inputs {', '.join(inputs)} instead of {', '.join(asked)}"
     for (name, (dtype, shape, opened)), other in zip(asked.items(), found.signature.inputs, strict=True):
         if problem := _unlike(inputs.get(name, other), dtype, shape, opened):
             return problem
@@ -70,13 +70,13 @@ def unlike(found: Inspection, asked: Inputs) -> str:
 
 def _unlike(spec: TensorSpec, dtype: str, shape: tuple[int, ...], opened: Mapping[int, str]) -> str:
     if str(numpy_dtype(spec.datatype)) != dtype:
-        return f"input {spec.name!r} is {spec.datatype} instead of {dtype}"
+        return f"input {spec.name!r} has datatype {spec.datatype} instead of {dtype}"
     if len(spec.shape) != len(shape):
         return f"input {spec.name!r} has {len(spec.shape)} dimensions instead of {len(shape)}"
     for axis, (size, asked) in enumerate(zip(spec.shape, shape, strict=True)):
         is_open = not isinstance(size, int)
         if axis in opened and not is_open:
-            return f"dimension {axis} ({opened[axis]}) of input {spec.name!r} is {size}, not open"
+            return f"dimension {axis} ({opened[axis]}) of input {spec.name!r} is fixed to {size}, not open"
         if axis not in opened and size != asked and not (is_open and axis == 0):
-            return f"dimension {axis} of input {spec.name!r} is {size} instead of {asked}"
+            return f"dimension {axis} of input {spec.name!r} has size {size} instead of {asked}"
     return ""

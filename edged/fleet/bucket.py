@@ -38,14 +38,14 @@ T = TypeVar("T")
 
 class Patience(NamedTuple):
     """Time limits of calls. `call_s`: seconds for a call that moves little data, and for each piece of a file.
-    `slowest`: the lowest accepted rate in bytes a second. A whole file may take `call_s` plus its size divided by this
-    rate."""
+    `slowest`: the lowest accepted rate in bytes a second. The limit of a whole file is `call_s` plus the file's size
+    divided by this rate."""
 
     call_s: float = 20.0
     slowest: float = 200_000.0
 
     def whole(self, size: int) -> float:
-        """Return the seconds that a file of `size` bytes may take."""
+        """Return the time limit in seconds for a file of `size` bytes."""
         return self.call_s + size / self.slowest
 
 
@@ -53,7 +53,7 @@ USUAL = Patience()
 
 
 class Item(NamedTuple):
-    """An object: its name in the bucket, its size in bytes, and when it was written, in seconds since the epoch."""
+    """An object of a bucket. `size` is in bytes. `unix_s` is the time of its last change in seconds since the epoch."""
 
     name: str
     size: int
@@ -68,11 +68,19 @@ def check_address(url: str) -> None:
     except ValueError:
         is_usable = False
     if not is_usable or parts.scheme not in SCHEMES or not (parts.netloc or parts.scheme == "file"):
-        raise ConfigError(f"{redact(url)[:100]!r} is not the address of a store; give {'://, '.join(SCHEMES)}://")
+        raise ConfigError(
+            f"{redact(url)[:100]!r} is not a valid address of a store; write SCHEME://PLACE, with one of the schemes"
+            f" {', '.join(SCHEMES)}"
+        )
     if "@" in parts.netloc:
-        raise ConfigError("the address of a store must not have a password; set the variables of the store's own tools")
+        raise ConfigError(
+            "the address of the store must not contain a user or password; set the environment variables of the store's"
+            " own tools instead (docs/fleet.md)"
+        )
     if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
-        raise ConfigError("a folder as a store is file:///PATH, with an absolute path")
+        raise ConfigError(
+            f"{redact(url)[:100]!r} does not name a folder of this box; write file:///PATH, with an absolute path"
+        )
 
 
 class Bucket:
@@ -98,8 +106,8 @@ class Bucket:
         return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
     async def read(self, name: str, most: int) -> bytes | None:
-        """Return the content of a small object, or None if the object is missing. Raises TooLarge if it has more than
-        `most` bytes."""
+        """Return the content of a small object, or None if the object is missing. Raises TooLarge if the object has
+        more than `most` bytes."""
         try:
             async with contextlib.aclosing(self._pieces(name, most, self._patience.call_s)) as pieces:
                 return b"".join([piece async for piece in pieces])
@@ -107,7 +115,7 @@ class Bucket:
             return None
 
     async def save(self, name: str, file: Path, size: int) -> str:
-        """Write an object of at most `size` bytes to a new file; return its SHA-256 in hexadecimal digits.
+        """Download an object of at most `size` bytes to a new local file; return the SHA-256 in hexadecimal digits.
 
         Raises NotFound if the object is missing, TooLarge if it has more than `size` bytes, and OutOfSpace, DiskFailing
         or Refused if the file cannot be written.
@@ -128,7 +136,7 @@ class Bucket:
         return digest.hexdigest()
 
     async def write(self, name: str, data: bytes) -> None:
-        """Write a small object; replace an object of this name."""
+        """Write a small object. If an object of this name exists, replace it."""
         await self._call(name, lambda obstore, store: obstore.put_async(store, name, data))
 
     async def create(self, name: str, data: bytes) -> bool:
@@ -143,7 +151,7 @@ class Bucket:
         return True
 
     async def upload(self, name: str, file: Path) -> None:
-        """Write a file as an object; replace an object of this name."""
+        """Write a local file as an object. If an object of this name exists, replace it."""
         seconds = self._patience.whole(file.stat().st_size)
         await self._call(name, lambda obstore, store: obstore.put_async(store, name, file), seconds)
 
@@ -163,7 +171,7 @@ class Bucket:
         while page := await self._within(prefix, _next(stream), self._patience.call_s):
             found += [Item(each["path"], each["size"], _seconds(each["last_modified"])) for each in page]
             if asyncio.get_running_loop().time() > end:
-                raise DaemonUnavailable(f"{self.place} lists its objects too slowly; try again")
+                raise DaemonUnavailable(f"{self.place} did not list all objects in time; try again")
         if self._folder is None:
             return found
         return [each for each in found if not await asyncio.to_thread(_has_link, self._folder, each.name)]
@@ -176,25 +184,26 @@ class Bucket:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     async def _pieces(self, name: str, most: int, seconds: float) -> AsyncGenerator[bytes, None]:
-        """Yield the pieces of an object of at most `most` bytes. Raises DaemonUnavailable after more than `seconds`."""
+        """Yield an object in pieces. Raises TooLarge if the object has more than `most` bytes, and DaemonUnavailable if
+        the transfer takes longer than `seconds`."""
         end = asyncio.get_running_loop().time() + seconds
         found = await self._call(name, lambda obstore, store: obstore.get_async(store, name))
         if found.meta["size"] > most:
-            raise TooLarge(f"{name} in {self.place} has more than {most} bytes")
+            raise TooLarge(f"object {name} in {self.place} is too large: it has more than {most} bytes")
         stream, left = found.stream(min_chunk_size=_PIECE).__aiter__(), most
         while piece := await self._within(name, _next(stream), self._patience.call_s):
             left -= len(piece)
             if left < 0:
-                raise TooLarge(f"{name} in {self.place} has more than {most} bytes")
+                raise TooLarge(f"object {name} in {self.place} is too large: it has more than {most} bytes")
             if asyncio.get_running_loop().time() > end:
-                raise DaemonUnavailable(f"{self.place} is too slow")
+                raise DaemonUnavailable(f"{self.place} is too slow: object {name} takes longer than {seconds:.0f} s")
             yield bytes(piece)
 
     async def _call(self, name: str, call: Any, seconds: float | None = None) -> Any:
         obstore, store = self._store()
         if self._folder is not None and await asyncio.to_thread(_has_link, self._folder, name):
             raise Refused(
-                f"{name} in {self.place} has a link in its path, which may lead out of the store; remove the link"
+                f"the path of object {name} in {self.place} has a link, which edged does not follow; remove the link"
             )
         return await self._within(name, call(obstore, store), seconds or self._patience.call_s)
 
@@ -214,13 +223,13 @@ class Bucket:
         # The text may have several lines, and may contain a server's answer.
         text = redact(str(error).partition("\n")[0])[:200]
         if isinstance(error, (exceptions.NotFoundError, FileNotFoundError)):
-            return NotFound(f"{name} is not in {self.place}")
+            return NotFound(f"{self.place} has no object {name}")
         if isinstance(error, (exceptions.AlreadyExistsError, exceptions.PreconditionError)):
             return _Exists(f"{name} exists in {self.place}")
         if isinstance(error, NotImplementedError):
             return Unsupported(f"{self.place} lacks an operation that edged needs: {text}")
         if isinstance(error, (exceptions.UnauthenticatedError, exceptions.PermissionDeniedError, PermissionError)):
-            return Unauthenticated(f"{self.place} needs other credentials: {text}; see docs/fleet.md")
+            return Unauthenticated(f"{self.place} refuses access: {text}; check the credentials (docs/fleet.md)")
         return DaemonUnavailable(f"{self.place} cannot be used: {text}")
 
     def _store(self) -> tuple[Any, Any]:
@@ -228,7 +237,9 @@ class Bucket:
             import obstore
             from obstore.store import from_url
         except ImportError:
-            raise Unsupported(f"a shared store needs obstore; install it: {packages.install_extra('fleet')}") from None
+            raise Unsupported(
+                f"the shared store needs the package obstore, which is not installed: {packages.install_extra('fleet')}"
+            ) from None
         if self._opened is None:
             self._opened = self._open(from_url)
         return obstore, self._opened
@@ -237,7 +248,7 @@ class Bucket:
         parts, seconds = urlsplit(self.url), int(self._patience.call_s)
         if self._folder is not None:
             if not self._folder.is_dir():  # such as a network's folder that is not mounted
-                raise DaemonUnavailable(f"folder {self._folder} does not exist")
+                raise DaemonUnavailable(f"folder {self._folder} of the store does not exist; create or mount it")
             return from_url(self.url)
         options: dict[str, Any] = {
             # Manifests are signed and contain the digests of all files, so the connection need not be encrypted.

@@ -53,9 +53,11 @@ class Keys:
             self._make_folder()
             handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
-            raise AlreadyExists(f"this box has a key already: {place}; its public key is {self.public()}") from None
+            raise AlreadyExists(f"this box already has a key, {place}; the public key is {self.public()}") from None
         except OSError as error:
-            raise Refused(f"{place} cannot be written: {error.strerror}; use sudo, or --state") from None
+            raise Refused(
+                f"the key cannot be written to {place}: {error.strerror}; use sudo, or name another folder with --state"
+            ) from None
         with os.fdopen(handle, "wb") as file:
             file.write(secret.hex().encode() + b"\n")
             file.flush()
@@ -74,39 +76,47 @@ class Keys:
         no key."""
         secret = self._secret()
         if not secret:
-            raise Refused("this box has no key to sign with; make one: edged fleet keygen")
+            raise Refused("this box cannot sign engines, because it has no key; create a key: edged fleet keygen")
         return _public(secret), bytes(_signing().SigningKey(secret).sign(data).signature).hex()
 
     def trust(self, name: str, key: str) -> None:
         """Trust the engines of a box. Raises InvalidInput for an invalid name or key, and AlreadyExists if the box with
         this name is trusted with another key."""
         if not _NAME.fullmatch(name):
-            raise InvalidInput(f"{name[:40]!r} is not a name of a box; use letters, digits and . _ @ -")
+            raise InvalidInput(f"{name[:40]!r} is not a name for a box; use 1 to 64 letters, digits and . _ @ -")
         if not _HEX.fullmatch(key):
-            raise InvalidInput("a public key has 64 hexadecimal digits, as edged fleet keygen prints them")
+            raise InvalidInput(
+                "the public key is invalid; give the 64 hexadecimal digits that edged fleet keygen prints"
+            )
         found = dict(self.trusted())
         if found.get(name, key) != key:
-            raise AlreadyExists(f"{name} is trusted with another key; remove it first: edged fleet untrust {name}")
+            raise AlreadyExists(
+                f"box {name} is already trusted with a different key; remove that key first: edged fleet untrust {name}"
+            )
         self._write({**found, name: key})
 
     def untrust(self, name: str) -> str:
         """Stop trusting a box; return its key. Raises NotFound if no trusted box has this name."""
         found = dict(self.trusted())
         if name not in found:
-            raise NotFound(f"{name[:40]!r} is not trusted; see: edged fleet keys")
+            raise NotFound(f"no trusted box is named {name[:40]!r}; see: edged fleet keys")
         key = found.pop(name)
         self._write(found)
         return key
 
     def trusted(self) -> Mapping[str, str]:
-        """Return the keys of other boxes by name. Raises ConfigError if the file cannot be used."""
+        """Return a mapping from the names of the trusted boxes to their public keys. Raises ConfigError if the file
+        cannot be used."""
         place = self._folder / _TRUSTED
         try:
             return msgspec.json.decode(read_regular(place), type=ready(_Trusted)).boxes
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the trusted keys in {place} cannot be read: {error}; see: edged fleet trust") from None
+            raise ConfigError(
+                f"the trusted keys in {place} cannot be read: {error}; correct the file, or remove it and trust the"
+                " boxes again: edged fleet trust"
+            ) from None
 
     def name_of(self, key: str) -> str:
         """Return the name of the box with this public key: "this box" for the box's own key, and an empty text for a
@@ -125,11 +135,11 @@ class Keys:
         except FileNotFoundError:
             return b""
         except OSError as error:
-            raise ConfigError(f"the key {place} cannot be read: {error.strerror or error}") from None
+            raise ConfigError(f"the key of this box, {place}, cannot be read: {error.strerror or error}") from None
         if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ConfigError(f"{place} is accessible to users other than its owner; chmod 600 {place}")
+            raise ConfigError(f"other users than the owner can access the key {place}; run: chmod 600 {place}")
         if not _HEX.fullmatch(text):
-            raise ConfigError(f"{place} is not a key; remove it, and make one: edged fleet keygen")
+            raise ConfigError(f"{place} contains no key; remove the file, and create a key: edged fleet keygen")
         return bytes.fromhex(text)
 
     def _write(self, trusted: Mapping[str, str]) -> None:
@@ -141,7 +151,10 @@ class Keys:
             )
             hand_over(place)
         except OSError as error:
-            raise Refused(f"{place} cannot be written: {error.strerror}; use sudo, or --state") from None
+            raise Refused(
+                f"the trusted keys cannot be written to {place}: {error.strerror}; use sudo, or name another folder"
+                " with --state"
+            ) from None
 
     def _make_folder(self) -> None:
         if not self._folder.is_dir():
@@ -166,5 +179,7 @@ def _signing() -> Any:
     try:
         from nacl import signing
     except ImportError:
-        raise Unsupported(f"signed engines need PyNaCl; install it: {packages.install_extra('fleet')}") from None
+        raise Unsupported(
+            f"signed engines need the package PyNaCl, which is not installed: {packages.install_extra('fleet')}"
+        ) from None
     return signing

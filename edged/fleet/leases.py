@@ -39,8 +39,8 @@ USUAL = Pace()
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The content of a lease. `holder` is the name of the box that builds, for messages. `nonce` is a random text for
-    this attempt. `renewals` is the number of renewals so far."""
+    """The content of a lease. `holder` is the name of the box that builds, for messages. `nonce` is a random text that
+    differs between attempts to acquire the lease. `renewals` is the number of renewals so far."""
 
     holder: str
     nonce: str
@@ -91,7 +91,8 @@ class Leases:
         self._renewing[name] = lease, asyncio.get_running_loop().create_task(self._renew(name, lease))
 
     async def release(self, name: str) -> None:
-        """Stop renewing a lease and delete it, if this box holds it."""
+        """Stop renewing a lease. Delete the lease, unless another box has replaced it. Do nothing if `hold` was not
+        called for the lease."""
         lease, renewing = self._renewing.pop(name, (None, None))
         if lease is None or renewing is None:
             return

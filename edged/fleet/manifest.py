@@ -1,4 +1,4 @@
-"""Manifests, which describe published engines: small signed texts with the digests of an engine's files. Pure.
+"""A manifest is a small signed text that describes a published engine, with the digests of the engine's files. Pure.
 
 engines/KEY.json      the manifest of the engine with this key
 engines/KEY.before    the manifest that KEY.json replaced, for `edged fleet rollback`
@@ -49,7 +49,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Signed(msgspec.Struct, frozen=True):
-    """A manifest as text, the public key of the box that signed it, and the signature, in hexadecimal digits."""
+    """A manifest as text, with its signature and the public key of the box that signed it. The signature and the key
+    are hexadecimal digits."""
 
     signer: str
     signature: str
@@ -67,7 +68,10 @@ class Signed(msgspec.Struct, frozen=True):
         except (*NOT_JSON, ValueError) as error:
             raise Refused(f"the manifest cannot be read: {error}") from None
         if found.format > FORMAT:
-            raise Refused(f"the manifest has format {found.format}, of a newer edged; this one reads up to {FORMAT}")
+            raise Refused(
+                f"the manifest has format {found.format}, but this version of edged reads formats up to {FORMAT};"
+                " update edged"
+            )
         return found
 
 
@@ -82,7 +86,7 @@ def place_before(name: str) -> str:
 
 
 def blob(file: FileRecord) -> str:
-    """Return the name of a file's content in the bucket."""
+    """Return the name of the object in the bucket that has the content of a file."""
     return f"blobs/{file.sha256}"
 
 
@@ -105,18 +109,21 @@ def check(found: Manifest, kind: Kind, name: str, key: EngineKey | None = None) 
     is given, also check that the manifest has exactly the parts of `key` and does not contradict the engine's record.
     Raises Refused if a check fails."""
     if (found.kind, found.name) != (kind, name):
-        raise Refused(f"the manifest is that of {found.kind} {found.name[:40]!r}, not the requested one")
+        raise Refused(f"the manifest describes {found.kind} {found.name[:40]!r}, not the requested {kind} {name!r}")
     if not found.files:
         raise Refused("the manifest names no files")
     for file, record in found.files.items():
         if not _NAME.fullmatch(file) or file == "record.json" or not _SHA_256.fullmatch(record.sha256):
-            raise Refused(f"the manifest names file {file[:40]!r} with an invalid name or digest")
+            raise Refused(f"file {file[:40]!r} has an invalid name or digest in the manifest")
         if not 0 <= record.size <= LARGEST_ENGINE:
-            raise Refused(f"the manifest has a file of impossible size, {record.size} bytes")
+            raise Refused(f"file {file!r} has an impossible size in the manifest: {record.size} bytes")
     if key is None:
         return
     if found.record is None or dict(found.record.parts) != dict(key.parts) or key.digest != name:
-        raise Refused("the manifest is that of an engine with another key")
+        raise Refused(f"the manifest has no record of the requested engine {name!r}")
     recipe = found.record.recipe.parts()
     if found.record.files != found.files or not found.record.is_usable or recipe.items() - key.parts.items():
-        raise Refused("the manifest contradicts itself")
+        raise Refused(
+            "the manifest contradicts itself: the record of the engine does not match the engine's key or files, or the"
+            " record says that the engine is not usable"
+        )

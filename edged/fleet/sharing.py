@@ -54,8 +54,8 @@ _ASIDE_S = 1800.0  # until an engine that could not be tried is tried again
 
 
 class Timing(NamedTuple):
-    """Times of sharing, in seconds; tests shorten them. After `poll_s` the daemon asks again whether another box has
-    built an engine."""
+    """Times in seconds; tests shorten them. While another box builds an engine, the daemon asks every `poll_s` whether
+    the engine is ready. `pauses_s` are the pauses after failures of the store."""
 
     poll_s: float = 20.0
     pace: Pace = leases.USUAL
@@ -76,7 +76,7 @@ class Found(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, str]:
-        """The engine's key and edition. Each build of a key has a different edition."""
+        """The engine's key and edition. If the engine is built again with the same key, its edition is different."""
         record = self.manifest.record
         return self.manifest.name, record.edition if record is not None else ""
 
@@ -158,15 +158,17 @@ class EngineSharing:
 
     def troubles(self) -> Iterator[Trouble]:
         """Yield the current problems, for alarms."""
-        if both := "; ".join(dict.fromkeys(filter(None, (self._reading.problem, self._writing.problem)))):
-            yield Trouble(f"engines cannot be shared: {both}; this box builds its own")
+        if why := self._reading.problem:
+            yield Trouble(f"engines cannot be shared: {why}; serving continues; this box builds its engines itself")
+        elif why := self._writing.problem:
+            yield Trouble(f"engines cannot be shared: {why}; this box still uses the store's engines, but adds none")
         for engine, message in self._trouble.items():
             yield Trouble(message, engine)
 
     @property
     def is_on(self) -> bool:
-        """Whether the daemon may read from the store now: a store is configured, and no pause after a failure is
-        running."""
+        """Whether a store is configured and the daemon may read from the store now. After a failure, the daemon pauses
+        reading for a while."""
         return self._bucket is not None and self._reading.is_up(self._clock())
 
     @property
@@ -177,8 +179,8 @@ class EngineSharing:
     # -- before a build -----------------------------------------------------------------------------------------------
 
     async def find(self, key: EngineKey) -> Found | None:
-        """Return the engine with this key if the store has one that this box trusts and has not refused; otherwise
-        None."""
+        """Return the engine with this key. Return None if the store has no such engine, or if this box has refused the
+        engine or does not trust its signer."""
         bucket = self._bucket
         if bucket is None or not self.is_on:
             return None
@@ -208,7 +210,7 @@ class EngineSharing:
         )
 
     async def fetch_timings(self, place: Path) -> None:
-        """Fetch the timing cache of TensorRT for this device, if the box has none yet."""
+        """Fetch the timing cache of TensorRT for this device, unless the file `place` exists."""
         bucket = self._bucket
         if bucket is None or not self.is_on or await asyncio.to_thread(place.exists):
             return
@@ -280,13 +282,15 @@ class EngineSharing:
         self._refused[found.identity] = math.inf if is_wrong else self._clock() + _ASIDE_S
         self._complain(
             found.manifest.name,
-            f"engine {found.manifest.name[:12]} of {found.signer} cannot be used, so this box builds it: {error}",
+            f"engine {found.manifest.name[:12]} from {found.signer} in the shared store cannot be used; this box builds"
+            f" the engine itself: {error}",
         )
 
     # -- publishing ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Publish the engines of this box that the store does not have, about every 15 minutes, until cancelled."""
+        """Publish the engines of this box that the store does not have. Repeat this about every 15 minutes, until
+        cancelled."""
         while True:
             self._woken.clear()
             bucket = self._bucket
@@ -321,12 +325,13 @@ class EngineSharing:
         self._published.add((name, record.edition))
 
     async def _is_needed(self, bucket: Bucket, key: EngineKey) -> bool:
-        """Whether this box should publish its engine with this key. True if the store has no valid engine with the key,
-        or only an engine that this box has refused forever. False if the stored engine is signed by a box that is not
-        trusted."""
+        """Whether this box should publish its engine with this key. The result is True if the store has no engine with
+        the key, an invalid manifest, or an engine that this box has refused forever. The result is False if an
+        untrusted box signed the stored engine. That box may not trust this box either, so the two boxes would replace
+        each other's engine forever."""
         try:
             known = await self._manifest(bucket, "engine", key.digest, key)
-        except Untrusted:  # its signer may not trust this box either: the two would replace each other's engine forever
+        except Untrusted:
             return False
         except (Refused, TooLarge):
             return True
@@ -378,7 +383,7 @@ class EngineSharing:
                 digest = ""
             if digest != about.sha256 or (out / file).stat().st_size != about.size:
                 self._altered.add(about.sha256)
-                raise Refused(f"file {file} of the shared store was altered")
+                raise Refused(f"file {file} of the shared store was altered: its content does not match the manifest")
 
     def _failed(self, link: Link, error: EdgedError) -> None:
         """Pause one direction of the link to the store, reading or writing, after a failure. Do not pause if only this
@@ -410,9 +415,12 @@ def checked(
     except ConfigError as error:
         raise Refused(str(error)) from None
     if not is_signed(signed.signer, signed.signature, signed.content):
-        raise Refused(f"it is not signed by {signer or 'its signer'}; it was altered")
+        raise Refused(f"the manifest was altered: its signature is not that of {signer or 'the named key'}")
     if not signer:
-        raise Untrusted(f"the key that signed it is not trusted; to trust it: edged fleet trust NAME {signed.signer}")
+        raise Untrusted(
+            "the manifest is signed with a key that is not trusted; to trust this key: edged fleet trust NAME"
+            f" {signed.signer}"
+        )
     manifest = signed.read()
     manifests.check(manifest, kind, name, key)
     return manifest, signer

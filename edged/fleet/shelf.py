@@ -60,7 +60,7 @@ class Shelf:
             manifest, signer = checked(data, self._keys, "engine", key)
             record = manifest.record
             if record is None:
-                raise Refused("the manifest has no engine")
+                raise Refused("the manifest has no record of an engine")
         except EdgedError as error:
             return Shared(key, problem=str(error))
         gpu = next((value for name, value in record.parts.items() if name.endswith(".name")), "")
@@ -94,7 +94,10 @@ class Shelf:
                 try:
                     needed |= {manifests.blob(file) for file in manifests.parse(data).read().files.values()}
                 except Refused as error:
-                    raise Refused(f"nothing was removed: {name} cannot be read: {error}; remove it first") from None
+                    raise Refused(
+                        f"nothing was removed, because edged cannot find out which files manifest {name} needs:"
+                        f" {error}; if the manifest is damaged, delete the object {name} in the store"
+                    ) from None
         return needed
 
     async def rollback(self, start: str) -> bool:
@@ -103,9 +106,9 @@ class Shelf:
         keys begin with `start`."""
         found = [key for key in map(_key, await self._names()) if key.startswith(start)]
         if not found:
-            raise NotFound(f"{self._bucket.place} has no engine {start!r}; see: edged fleet list")
+            raise NotFound(f"{self._bucket.place} has no engine whose key begins with {start!r}; see: edged fleet list")
         if len(found) > 1:
-            raise InvalidInput(f"{len(found)} keys begin with {start!r}; give more characters")
+            raise InvalidInput(f"the keys of {len(found)} engines begin with {start!r}; give more characters")
         place, place_before = manifests.place("engine", found[0]), manifests.place_before(found[0])
         before = await self._bucket.read(place_before, manifests.LARGEST)
         if before is None:
@@ -120,7 +123,7 @@ class Shelf:
         return [each.name for each in await self._bucket.list("engines") if each.name.endswith(".json")]
 
     async def _manifests(self) -> dict[str, bytes]:
-        """Return the manifests of engines by key."""
+        """Return a mapping from the keys of engines to their manifests, as bytes."""
         names = await self._names()
         read = zip(names, await self._read(names), strict=True)
         return {_key(name): data for name, data in read if data is not None}

@@ -40,7 +40,7 @@ class CancellableJobs:
         self._running: dict[int, Stoppable | None] = {}
 
     def take(self, job: int) -> bool:
-        """Add a received job; return whether it is the only one."""
+        """Add a received job; return whether it is the only unfinished job."""
         with self._lock:
             self._held.add(job)
             return len(self._held) == 1
@@ -61,7 +61,7 @@ class CancellableJobs:
         with self._lock:
             if job in self._unwanted:
                 self._forget(job)
-                raise DeadlineExceeded("the request was stopped before it ran")
+                raise DeadlineExceeded("the daemon stopped the request before the engine ran it")
             self._running[job] = session
         try:
             return infer()
@@ -102,11 +102,11 @@ _NO_MEMORY = re.compile(
 class EngineThreads:
     """One opened engine, its threads and the queues between them. The daemon limits the number of queued jobs.
 
-    With one instance, one thread prepares pictures and another infers. Always the same thread infers, because the
-    runtime's own threads then stay on other processors. Two alternating threads gave 0.83 of the throughput. If the
-    engine has no other job, the inference thread also prepares a new job, because waking another thread takes longer
-    than most requests. It does not if the session stages inputs, which means that it copies them to the device in
-    advance.
+    With one instance, one thread prepares pictures, and another thread runs all inferences. A single thread infers,
+    because the runtime's own threads then stay on the other processors. With two threads that took turns, the
+    throughput was only 0.83 times as high. If the engine has no other job, the inference thread also prepares a new
+    job, because waking the other thread takes longer than most requests. But if the session stages inputs (copies them
+    to the device in advance), the first thread prepares all jobs.
 
     With several instances, each instance has one thread, which does whole jobs.
     """
@@ -138,7 +138,7 @@ class EngineThreads:
             self._refuse(errors.OutOfMemory(f"the engine host cannot start a thread: {one_line(error)}"))
 
     def submit(self, job: m.Infer | m.Detect | None) -> None:
-        """Queue a job of the opened engine; None closes the engine after the jobs before it."""
+        """Queue a job of the opened engine. None closes the engine after the jobs that are already queued."""
         if job is not None and self._jobs.take(job.job) and self._has_shortcut:
             self._prepared.put((job, None))
         else:
@@ -195,7 +195,11 @@ class EngineThreads:
         buffers: tuple[int, ...] = ()
         if instances > 1:
             if not isinstance(first, Replicable):
-                raise errors.Unsuitable(f"{opening.order.recipe.backend} cannot run several inferences at a time")
+                raise errors.Unsuitable(
+                    f"the engine was measured with {instances} inferences at a time, but backend"
+                    f" {opening.order.recipe.backend} can run only one; build the engine again with"
+                    " edged engines rebuild --force"
+                )
             sessions += [first.replica() for _ in range(instances - 1)]
             buffers = (1,)
         about = opening.order.signature, opening.recognition, opening.batch, opening.bounds
@@ -298,21 +302,21 @@ class EngineThreads:
         return m.Seen(*about, found, said, refs, not_finite=outcome.not_finite, following=following or after)
 
     def _packed(self, content: Content) -> bytes:
-        """Return the packed content. Raises TooLarge if it is larger than the model's limit, because the daemon ends a
-        host that sends more."""
+        """Return the content as bytes. Raises TooLarge if they exceed the model's limit, because the daemon ends a host
+        that sends more."""
         packed, bounds = pack(content), self._open.bounds
         if bounds.output_mb and len(packed) > bounds.output_mb << 20:
             raise TooLarge(
-                f"the answer of model {bounds.model!r} is larger than {bounds.output_mb} MiB; raise {OUTPUT_MB} of the"
-                " model"
+                f"the answer of model {bounds.model!r} is larger than {bounds.output_mb} MiB; raise the model's setting"
+                f" {OUTPUT_MB!r}"
             )
         return packed
 
     def _place(
         self, outputs: dict[str, Array], reply: Span | None, bulk: Bulk, parts: int = 1
     ) -> tuple[m.TensorRef, ...]:
-        """Write outputs one after the other into the span `reply`. Outputs that do not fit, or all if `reply` is None,
-        go into `bulk`.
+        """Write outputs one after the other into the span `reply`. Add an output to `bulk` if the span has no room for
+        the output. If `reply` is None, add all outputs to `bulk`.
 
         Raises TooLarge if the outputs are larger than the model's limit for `parts` requests.
         """
@@ -323,8 +327,8 @@ class EngineThreads:
             room -= max(array.nbytes, len(data))
             if room < 0:
                 raise TooLarge(
-                    f"the outputs of model {bounds.model!r} are larger than {bounds.output_mb} MiB, with {name!r}"
-                    f" {list(array.shape)}; request fewer outputs, or raise {OUTPUT_MB} of the model"
+                    f"the outputs of model {bounds.model!r} are larger than {bounds.output_mb} MiB, together with"
+                    f" output {name!r} {list(array.shape)}; request fewer outputs, or raise the setting {OUTPUT_MB!r}"
                 )
             if reply is not None and position + len(data) <= reply.size:
                 span = Span(reply.offset + position, len(data))

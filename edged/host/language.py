@@ -53,7 +53,7 @@ class StopFinder:
         return text[: len(text) - longest], False
 
     def rest(self) -> str:
-        """Return the text that is held back. Call this when the answer has ended without a stop."""
+        """Return the text that is held back. Call this when the answer has ended without a stop text."""
         held, self._held = self._held, ""
         return held
 

@@ -109,9 +109,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Pipeline:
-    """Owns a session and its input buffers; closes the session if the constructor raises. `batch` is the most pictures
-    of one run if the model's batch size is dynamic. `bounds` says how to treat outputs that are not finite. `buffers`:
-    the number of input tensors; 1 suffices if the same thread prepares and infers."""
+    """Owns a session and its input buffers; closes the session if the constructor raises. `batch` is the maximum number
+    of pictures in one run if the model's batch size is dynamic. `bounds` says how to treat outputs that are not finite.
+    `buffers`: the number of input tensors; 1 suffices if the same thread prepares and infers."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Pipeline:
 
     @property
     def is_staging(self) -> bool:
-        """Whether the session copies inputs to its device while it infers earlier ones."""
+        """Whether the session can copy inputs to its device during an inference."""
         return self._staging is not None
 
     def prepare(self, shots: Sequence[Shot], most: int = 0) -> Prepared:
@@ -186,8 +186,8 @@ class Pipeline:
         return inputs, tuple(fitted), len(filled)
 
     def stage(self, inputs: Mapping[str, Array]) -> Inputs:
-        """Copy inputs to the device, which may wait for an inference. Return them unchanged if the session cannot copy
-        inputs during an inference."""
+        """Copy inputs to the device. The copy may have to wait until an inference ends. If the session cannot copy
+        inputs during an inference, return the inputs unchanged."""
         return inputs if self._staging is None else Staged(self._staging.stage(inputs))
 
     def infer(self, prepared: Prepared) -> list[Outcome | Exception]:
@@ -230,7 +230,7 @@ class Pipeline:
             return [error]
 
     def run(self, inputs: Inputs, outputs: Sequence[str] | None) -> tuple[dict[str, Array], Times]:
-        """Run a tensor request; return its outputs and the time."""
+        """Run the engine on tensors; return the outputs by name, and the time of the inference."""
         started = time.perf_counter()
         answer = self._infer(inputs, outputs)
         return answer, Times(infer_ms=(time.perf_counter() - started) * 1e3)

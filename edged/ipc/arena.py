@@ -38,13 +38,16 @@ class FreeList:
         not fit now."""
         room = max(_ALIGN, -(-size // _ALIGN) * _ALIGN)
         if room > self.capacity:
-            raise TooLarge(f"{size} bytes exceed a host's shared memory of {self.capacity} bytes; raise hosts.arena_mb")
+            raise TooLarge(
+                f"{size} bytes do not fit into an engine host's shared memory of {self.capacity} bytes;"
+                " raise hosts.arena_mb"
+            )
         for index, (offset, free) in enumerate(self._holes):
             if free >= room:
                 self._holes[index : index + 1] = [(offset + room, free - room)] if free > room else []
                 self._taken[offset] = room
                 return offset
-        raise Overloaded(f"the host's shared memory of {self.capacity} bytes is full; send less at a time")
+        raise Overloaded(f"the engine host's shared memory of {self.capacity} bytes is full; send less at a time")
 
     def give(self, offset: int) -> None:
         """Free the bytes at an offset that `take` returned. Raises KeyError if they are not allocated."""
@@ -105,5 +108,5 @@ class SharedView:
     def at(self, span: Span) -> memoryview:
         """Return a writable view of a span. Raises ValueError if the span is outside the arena."""
         if span.offset < 0 or span.size < 0 or span.offset + span.size > len(self.memory):
-            raise ValueError(f"span {span} is outside the arena")
+            raise ValueError(f"{span} is outside the shared memory of {len(self.memory)} bytes")
         return self.memory[span.offset : span.offset + span.size]

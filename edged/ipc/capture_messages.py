@@ -35,7 +35,8 @@ class Watch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Description(msgspec.Struct, frozen=True, tag=True):
-    """A language model's answer about the camera, which a rule of the configuration requested."""
+    """A language model's description of what the camera sees. `rule` is the name of the configured rule that requested
+    the description."""
 
     rule: str
     text: str
@@ -59,7 +60,7 @@ class State(str, enum.Enum):
 
 class ZoneState(msgspec.Struct, frozen=True):
     """The state of a zone: whether it is occupied, since when (seconds since the epoch), and how many objects of each
-    class are in it. `visits`: how often it became occupied since the process started."""
+    class are in it. `visits`: how often the zone became occupied since the process started."""
 
     occupied: bool = False
     since_unix_s: float = 0.0
@@ -68,7 +69,7 @@ class ZoneState(msgspec.Struct, frozen=True):
 
 
 class LineState(msgspec.Struct, frozen=True):
-    """How many objects of each class have crossed a line since the process started, by direction."""
+    """The counts of a line since the process started: for each direction, how many objects of each class crossed it."""
 
     entered: dict[str, int] = {}
     left: dict[str, int] = {}
@@ -76,8 +77,8 @@ class LineState(msgspec.Struct, frozen=True):
 
 class Report(msgspec.Struct, frozen=True, tag=True):
     """The state of the camera, sent about once a second and at each change. `error`: the last problem, without
-    passwords. `sinks`: problems by name of the sink. All counts are since the start of the process. `dark_s` and
-    `frozen_s`: for how many seconds the picture has been black or unchanged."""
+    passwords. `sinks` maps the name of a failing sink to its problem. All counts are since the start of the process.
+    `dark_s` and `frozen_s`: for how many seconds the picture has been black or unchanged."""
 
     state: State
     error: str = ""
@@ -103,7 +104,8 @@ class Picture(msgspec.Struct, frozen=True, tag=True):
 
 class Happened(msgspec.Struct, frozen=True, tag=True):
     """An event at a zone or line, for the daemon's log of events. `kind` is occupied, free, entered or left; `place` is
-    the name of the zone or line; `label` is the class, empty for several. `file`: a saved picture or video."""
+    the name of the zone or line. `label` is the class of the objects, empty for several classes. `file`: a saved
+    picture or video."""
 
     kind: str
     place: str

@@ -53,7 +53,7 @@ class FiniteCheck:
         return tuple(found)
 
     def require(self, bad: tuple[str, ...]) -> None:
-        """Raise NotFinite if `bad` is not empty and the model's settings say to refuse."""
+        """Raise NotFinite if `bad` is not empty and the model's settings say that such answers are refused."""
         if bad and self._refuses:
             raise NotFinite(
                 f"output {bad[0]!r} of model {self._model!r} holds NaN or infinity, and {FINITE}=refuse is set;"
@@ -79,7 +79,8 @@ class Spell(msgspec.Struct, frozen=True):
 
 
 class Finiteness:
-    """Counts the answers of one model that contained NaN or infinity. `counts` is the total by output."""
+    """Counts the answers of one model that contained NaN or infinity. `counts` maps an output to its number of such
+    answers."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -97,7 +98,7 @@ class Finiteness:
         self._answers += 1
 
     def spells(self, now: float) -> tuple[Spell, ...]:
-        """Return the spells that are not over."""
+        """Return the spells that are not over at the time `now`."""
         return tuple(
             msgspec.structs.replace(spell, answers=self._answers - spell.answers)
             for spell in self._spells.values()

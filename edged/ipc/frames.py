@@ -29,7 +29,7 @@ class Bulk:
         self.pieces: list[bytes | memoryview] = []
 
     def put(self, data: bytes | memoryview) -> tuple[bytes, int]:
-        """Return (bytes to put in the message, number of bytes that follow the message instead)."""
+        """Add a piece. Return the bytes to put in the message, and how many bytes follow the message instead."""
         if len(data) <= self._room:
             self._room -= len(data)
             return bytes(data), 0
@@ -60,7 +60,10 @@ class HostEnd:
         self._encoder.encode_into(message, data, HEADER.size)
         size = len(data) - HEADER.size
         if size > LARGEST_MESSAGE:
-            raise TooLarge(f"the host's {type(message).__name__} of {size} bytes is too large to send")
+            raise TooLarge(
+                f"a message of the engine host ({type(message).__name__}) has {size} bytes, more than the limit of"
+                f" {LARGEST_MESSAGE} bytes; request fewer outputs at a time"
+            )
         HEADER.pack_into(data, 0, size, sum(map(len, pieces)))
         with self._lock:
             for each in (data, *pieces):

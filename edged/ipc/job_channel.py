@@ -43,7 +43,10 @@ def pack(kind: bytes, message: msgspec.Struct) -> bytes:
     """Return a message as a frame. Raises BuildFailed if it is too large for its kind."""
     payload = msgspec.json.encode(message)
     if len(payload) > _LARGEST[kind]:
-        raise BuildFailed(f"the child's {type(message).__name__.lower()} of {len(payload)} bytes is too large to send")
+        raise BuildFailed(
+            f"a message of the child process ({type(message).__name__}) has {len(payload)} bytes, more than the limit"
+            f" of {_LARGEST[kind]} bytes"
+        )
     return _HEADER.pack(kind, len(payload)) + payload
 
 
@@ -88,7 +91,7 @@ class Frames:
 class JobReporter:
     """The child's end of the pipe. A runtime may report progress thousands of times, and from several threads.
 
-    In each phase, the first report is sent, then at most five a second, and always the last one of the phase.
+    In each phase, the first report and the last report are sent, and between them at most five reports a second.
     """
 
     def __init__(self, pipe: BinaryIO, clock: Callable[[], float] = time.monotonic) -> None:

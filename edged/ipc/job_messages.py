@@ -22,8 +22,8 @@ from edged.vision.placement import Roi
 
 
 class Lower(msgspec.Struct, frozen=True, tag=True):
-    """Convert a model to a lower opset or IR version and write it to the file `out`; 0 keeps a version. Answered by
-    `Lowered`."""
+    """Convert a model to a lower opset or IR version and write it to the file `out`. `opset` and `ir` are the new
+    versions; 0 for a version that does not change. Answered by `Lowered`."""
 
     path: str
     out: str
@@ -40,10 +40,10 @@ class Lowered(msgspec.Struct, frozen=True):
 
 
 class Prove(msgspec.Struct, frozen=True, tag=True):
-    """Compare the answers of a repaired model with those of the original. Answered by `Proven`.
+    """Compare the answers of a repaired model with the answers of the original. Answered by `Proven`.
 
-    The original runs in ONNX Runtime. With `evaluate` it runs in ONNX's slow reference implementation instead, on
-    further inputs until about `seconds` have passed.
+    The original runs in ONNX Runtime. With `evaluate` it runs in the reference implementation of the onnx package
+    instead. The reference implementation is slow, so inputs are compared only until about `seconds` have passed.
     """
 
     original: Order
@@ -96,7 +96,8 @@ class Simplify(msgspec.Struct, frozen=True, tag=True):
 
 
 class Simplified(msgspec.Struct, frozen=True):
-    """The answer to `Simplify`: the numbers of nodes before and after; `by` is the library with its version."""
+    """The answer to `Simplify`: the numbers of nodes before and after. `by` is the library that simplified the model,
+    with its version."""
 
     before: int
     after: int
@@ -146,7 +147,8 @@ class Recognise(msgspec.Struct, frozen=True, tag=True):
 
 
 def loading(family: str) -> str:
-    """Return the name of the phase in which a child imports a family. The family's code may hang or end the child."""
+    """Return the name of the phase in which a child imports a family. If the family's code hangs or ends the child, the
+    phase shows which family it was."""
     return f"loading {family}"
 
 
@@ -174,7 +176,7 @@ class Check(msgspec.Struct, frozen=True, tag=True):
     `Checked`.
 
     `batches`: also check whether the rows of a batch are independent. `support` is what some version of the runtime
-    supports, if known. `given` are the paths of the user's samples by the digests of their contents.
+    supports, if known. `given` maps the digest of each of the user's samples to its path.
     """
 
     order: Order
@@ -207,8 +209,8 @@ class AskPicture(msgspec.Struct, frozen=True, tag=True):
 
 
 class TryFamilies(msgspec.Struct, frozen=True, tag=True):
-    """Run a model, without changes, on a picture, and decode the outputs with several families. `titles` are the
-    captions of the candidates. Answered by `TriedFamilies`."""
+    """Run a model, without changes, on a picture. Decode the outputs with the family of each recognition in
+    `candidates`. `titles` are the captions of the candidates in the resulting picture. Answered by `TriedFamilies`."""
 
     order: Order
     candidates: tuple[Recognition, ...]
@@ -220,7 +222,7 @@ class MakeGolden(msgspec.Struct, frozen=True, tag=True):
     """Run the reference on golden inputs, and store inputs and outputs in the file `out`. Engines are later verified
     with these outputs. Answered by `MadeGolden`.
 
-    `expects` are the expected versions of the runtime's packages, which determined the file's name. The job fails if
+    `expects` are the versions of the runtime's packages from which the name of `out` was derived. The job fails if
     another version is loaded.
     """
 
@@ -238,9 +240,9 @@ class Build(msgspec.Struct, frozen=True, tag=True):
     `expects` is the version of the runtime in the engine's key; the job fails if another version is loaded.
 
     The other fields are for int8. The engine is calibrated on the user's `samples` (paths) and on the frames in
-    `collected` that are for calibration. If its answers are outside of `tolerance`, layers are changed back to float32.
-    This repair takes at most `repair_s` seconds, and ends at the latest `repairs_until_s` seconds after the start of
-    the job. Without a tolerance answers are not compared.
+    `collected` that are for calibration. If the answers of the int8 model are outside of `tolerance`, layers are
+    changed back to float32. This repair takes at most `repair_s` seconds, and ends at the latest `repairs_until_s`
+    seconds after the start of the job. If `tolerance` is None, answers are not compared.
     """
 
     order: Order
@@ -271,9 +273,9 @@ class Time(Verify, frozen=True, tag=True):
 
 
 class Judge(Verify, frozen=True, tag=True):
-    """Compare a verified engine with the reference on frames of cameras, for about `seconds`. `frames` has the digests
-    of a collection's files by path, in the order in which they are judged. `cameras` has the camera of each frame by
-    path. Answered by `edged.store.judgement.Judgement`."""
+    """Compare a verified engine with the reference on frames of cameras, for about `seconds`. `frames` maps the path of
+    each frame to its digest, in the order in which frames are judged. `cameras` maps the path of each frame to its
+    camera. Answered by `edged.store.judgement.Judgement`."""
 
     model: str = ""  # its name, for messages
     collection: str = ""
@@ -283,7 +285,7 @@ class Judge(Verify, frozen=True, tag=True):
 
 
 class FrameToDraw(msgspec.Struct, frozen=True):
-    """A frame of a collection by path and digest, with the detections of the reference (`expected`) and of the engine
+    """A frame of a collection: its path, its digest, and the detections of the reference (`expected`) and of the engine
     (`found`)."""
 
     path: str
@@ -301,8 +303,8 @@ class DrawFrames(msgspec.Struct, frozen=True, tag=True):
 
 
 class CompareLevels(msgspec.Struct, frozen=True, tag=True):
-    """Compare a model at each of ONNX Runtime's optimisation levels with the unoptimised model, which `order` opens.
-    Answered by `ComparedLevels`."""
+    """Compare a model at each of ONNX Runtime's optimisation levels with the unoptimised model. `order` says how to
+    open the unoptimised model. Answered by `ComparedLevels`."""
 
     order: Order
     recognition: Recognition
@@ -346,13 +348,13 @@ class Sifted(msgspec.Struct, frozen=True):
 
 
 class Shadow(msgspec.Struct, frozen=True, tag=True):
-    """Answer a frame with the reference, which `order` opens, and compare its answer with the served answer. Answered
-    by `Shadowed`.
+    """Run the reference on a frame, and compare the reference's answer with the served answer. `order` says how to open
+    the reference. Answered by `Shadowed`.
 
-    `picture` is the path of the frame, which is encoded if `pixel_format` is empty, otherwise raw with its geometry.
-    `detections` or `content` is the served answer, packed. `slack` is how far two scores of the same detection may
-    differ. If `keeps` is set, the frame and both answers are written to the folder `out`. The child ends after
-    `cpu_seconds` of processor time.
+    `picture` is the path of the frame. The frame is encoded if `pixel_format` is empty. Otherwise it has raw pixels,
+    with `width` and `height` in pixels and `stride` in bytes. `detections` or `content` is the served answer, packed.
+    `slack` is how far two scores of the same detection may differ. If `keeps` is set, the frame and both answers are
+    written to the folder `out`. The child ends after `cpu_seconds` of processor time.
     """
 
     order: Order
@@ -427,8 +429,10 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 class AskedPicture(msgspec.Struct, frozen=True):
-    """The answer to `AskPicture`: boxes, the highest score first, or the lines of a content (another output, such as a
-    text). `picture` is a JPEG if edged drew the picture itself, or drew a map on it; otherwise empty."""
+    """The answer to `AskPicture`. `boxes` are the detections, the highest score first. For a model with another kind of
+    output, such as a text, `content` has lines that describe the output. `picture` is a JPEG if edged made the picture,
+    or if the model's output is neither boxes nor classes: then the output is drawn on the picture. Otherwise `picture`
+    is empty."""
 
     width: int
     height: int
@@ -438,8 +442,9 @@ class AskedPicture(msgspec.Struct, frozen=True):
 
 
 class TriedFamily(msgspec.Struct, frozen=True):
-    """The result of one family: the number of detections (`count`), and the best of them as texts. If `count` is None,
-    `best` describes the whole picture, or `error` is the reason why the family failed, in one line."""
+    """The result of one family. `count` is the number of detections, and `best` describes the best of them. If the
+    family has another kind of output, `count` is None and `best` describes the output. If the family failed, `error` is
+    the reason, in one line."""
 
     count: int | None = None
     best: tuple[str, ...] = ()
@@ -447,7 +452,7 @@ class TriedFamily(msgspec.Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """The result for people."""
+        """The result as one line for people."""
         best = ", ".join(self.best)
         found = best if self.count is None else f"{self.count} found{f': {best}' if best else ''}"
         return self.error or found or "nothing"
@@ -465,7 +470,8 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class MadeGolden(msgspec.Struct, frozen=True):
-    """The answer to `MakeGolden`: one line for each of the user's pictures that was left out, with the reason."""
+    """The answer to `MakeGolden`. `skipped` has a line with the reason for each of the user's pictures that was left
+    out."""
 
     skipped: tuple[str, ...] = ()
 
@@ -491,8 +497,8 @@ class Timed(msgspec.Struct, frozen=True):
 
 
 class DrawnFrames(msgspec.Struct, frozen=True):
-    """The answer to `DrawFrames`: for each frame a JPEG with the detections of the reference, and one with those of the
-    engine. Both are empty if the frame is gone or cannot be read."""
+    """The answer to `DrawFrames`: for each frame a JPEG with the detections of the reference, and a JPEG with the
+    detections of the engine. Both are empty if the frame is gone or cannot be read."""
 
     pictures: tuple[tuple[bytes, bytes], ...]
 
@@ -517,8 +523,8 @@ class LevelVerdict(msgspec.Struct, frozen=True):
 
 
 class ComparedLevels(msgspec.Struct, frozen=True):
-    """The answer to `CompareLevels`: a verdict per level, in order. A level includes the optimisations of the level
-    before."""
+    """The answer to `CompareLevels`: a verdict for each level, the lowest level first. A level includes the
+    optimisations of the level before."""
 
     levels: tuple[LevelVerdict, ...]
 

@@ -23,15 +23,16 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """How to start a child. `arguments` are those of `edged.jobs.main.run` after the first. `command`: a program, with
-    its first arguments, that runs instead of `run` and gets all arguments of `run`; empty to call `run`."""
+    """How to start a child. `arguments` are the arguments of `edged.jobs.main.run` without the first, which the server
+    adds. If `command` is not empty, the child runs the program `command[0]` instead of `run`. The program gets the rest
+    of `command`, and then the arguments of `run`."""
 
     arguments: tuple[str, ...]
     command: tuple[str, ...] = ()
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Reap a child as soon as it has ended. Until then the system does not reuse its pid."""
+    """Reap a child as soon as it has ended. The system does not reuse the child's pid before the child is reaped."""
 
     pid: int
 

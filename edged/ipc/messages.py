@@ -22,8 +22,8 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
     """One picture: encoded if `pixel_format` is empty, otherwise raw with `width` and `height` in pixels, `stride` in
     bytes.
 
-    Without a roi the whole picture is used; without thresholds those of the model are used. Consecutive pictures with
-    the same span are regions of one picture, which is decoded once.
+    Without a roi the whole picture is used; without thresholds the model's are used. Consecutive pictures with the same
+    span are regions of one picture, which is decoded once.
     """
 
     span: Span
@@ -48,8 +48,8 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Times(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Milliseconds that each step took in the host. Requests or pictures of one batch all have the time of the whole
-    run as `infer_ms`."""
+    """Milliseconds that each step took in the host. For all requests or pictures of one batch, `infer_ms` is the time
+    of the whole batch."""
 
     decode_ms: float = 0.0
     prepare_ms: float = 0.0
@@ -60,11 +60,11 @@ class Times(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The result of one picture of `width` x `height` pixels.
 
-    `detections` are packed by `edged.vision.detections`. Instead, `content` is another decoded result, such as a class
-    map or a text, packed by `edged.vision.content`. `outputs` are those of a model without a family. `error` and
-    `message` are the class and message of an error. `not_finite` names outputs that contain NaN or infinity.
-    `following` is the size of the detections or the content in bytes if they follow the message; `detections` or
-    `content` is then empty, not None.
+    A decoded result is `detections`, packed by `edged.vision.detections`, or `content`, such as a class map or a text,
+    packed by `edged.vision.content`. A model without a family has `outputs` instead. `error` and `message` are the
+    class and message of an error. `not_finite` names outputs that contain NaN or infinity. `following` is the size of
+    the detections or the content in bytes if they follow the message; `detections` or `content` is then empty, not
+    None.
     """
 
     width: int = 0
@@ -83,7 +83,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """Open an engine. `batch` is the most pictures that will be sent together, `bounds` are the limits of a request."""
+    """Open an engine. `batch` is the largest number of pictures that will be sent together. `bounds` are the limits of
+    a request."""
 
     session: int
     order: Order
@@ -97,8 +98,8 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 
 
 class Infer(msgspec.Struct, frozen=True, tag=True):
-    """A tensor request, or a batch of `parts` requests. `outputs` None: all outputs. The host writes outputs into the
-    span `reply` as far as they fit."""
+    """A tensor request, or a batch of `parts` requests. `outputs` is None for all outputs. The host writes outputs into
+    the span `reply` as far as they fit."""
 
     job: int
     session: int
@@ -140,7 +141,8 @@ ToHost = Open | Close | Infer | Detect | Stop | Ping
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """The host's first message: it has imported its backend. `version` is that of the runtime."""
+    """The host's first message: the host has imported its backend. `version` is the version of the backend's
+    runtime."""
 
     version: str
 
@@ -206,7 +208,7 @@ def joined(message: Answer | Detected, bulk: memoryview) -> Answer | Detected:
     def take(size: int) -> memoryview:
         nonlocal at
         if size < 0 or at + size > len(bulk):
-            raise ValueError(f"{len(bulk)} bytes follow the message, fewer than it announces")
+            raise ValueError(f"{len(bulk)} bytes follow the message, fewer than the message announces")
         at += size
         return bulk[at - size : at]
 

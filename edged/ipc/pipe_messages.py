@@ -20,7 +20,8 @@ def pack(message: msgspec.Struct) -> bytes:
 
 
 def read(pipe: BinaryIO, largest: int) -> bytes | None:
-    """Return the bytes of the next message; None if the other end is closed. Raises ValueError if it is too large."""
+    """Return the bytes of the next message; None if the other end is closed. Raises ValueError if the message is too
+    large."""
     header = pipe.read(HEADER.size)
     if len(header) < HEADER.size:
         return None

@@ -26,8 +26,8 @@ class ProtocolError(Exception):
 
 
 class PipedProcess(Generic[Message]):
-    """A running child. `started` is its start time in monotonic seconds; `ended` is why the daemon ended it, or
-    empty."""
+    """A running child. `started` is its start time in monotonic seconds. `ended` is the reason why the daemon ended it;
+    empty if the daemon did not."""
 
     def __init__(
         self, started: Process, printed: Pipe, decoder: msgspec.msgpack.Decoder[Message], largest: int

@@ -1,7 +1,7 @@
 """The daemon's end of the socket to an engine host. It only moves bytes; `serving.link` encodes and decodes messages.
 
-The socket is an unnamed socket pair. A host is not trusted. A host that sends too much blocks until the daemon's event
-loop reads again. The sizes that a host announces are checked before memory is allocated for them.
+The socket is an unnamed socket pair. A host is not trusted. If a host sends too much, the host blocks until the
+daemon's event loop reads again. The sizes that a host announces are checked before memory is allocated for them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class HostSocket:
         """Raises OSError if the box has no free file descriptor.
 
         `receive` is called with each message and the bulk bytes that followed it; it may close the socket. `most_bulk`
-        returns the most bulk bytes that may follow a message now. `gone` is called once when the host has closed its
-        end ("") or has violated the protocol (with the reason).
+        returns the largest number of bulk bytes that may follow a message now. `gone` is called once: with "" when the
+        host has closed its end, or with the reason when the host has violated the protocol.
         """
         self._receive, self._most_bulk, self._gone = receive, most_bulk, gone
         self._loop = asyncio.get_running_loop()
@@ -91,7 +91,7 @@ class HostSocket:
             self._is_draining = False
 
     def _read(self) -> bool:
-        """Read once; return whether there may be more."""
+        """Read once; return whether more bytes may have arrived."""
         place = (self._small if self._large is None else self._large)[self._filled :]
         try:
             count = self._socket.recv_into(place)
@@ -111,7 +111,8 @@ class HostSocket:
         return count == len(place)
 
     def _take_small(self) -> None:
-        """Pass on the complete frames in the buffer; if a frame is larger than the buffer, begin a large one."""
+        """Pass on the complete frames in the buffer. If a frame is larger than the buffer, move its bytes to a buffer
+        of its own, which receives the rest."""
         begin = 0
         while self._is_open and self._filled - begin >= HEADER.size:
             size, bulk = HEADER.unpack_from(self._small, begin)

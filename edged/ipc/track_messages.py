@@ -32,11 +32,11 @@ ToTracker = Follow | Forget
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The first message: the tracker has imported its library."""
+    """The process's first message: the tracker has imported its library."""
 
 
 class Unfit(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The library cannot be used; the message says what to do. The process ends."""
+    """The tracker's library cannot be used; `message` says what to do. The process ends."""
 
     message: str
 
@@ -49,7 +49,7 @@ class Followed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class NotFollowed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The library failed on this frame; the camera's tracks start again."""
+    """The tracker's library failed on this frame; the camera's tracks start again."""
 
     number: int
     message: str

@@ -1,1 +1,1 @@
-"""One-shot child processes: inspect, build, verify, time and repair. Only code in this folder imports onnx."""
+"""Code of one-shot child processes that inspect, build, verify, time and repair models. Only this code imports onnx."""

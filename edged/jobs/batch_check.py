@@ -22,9 +22,9 @@ Tensors = Mapping[str, Array]
 def batch_gain(session: Session, inputs: Tensors) -> float:
     """Return how many times faster a batch of four rows is than four single requests; 0 if rows are not independent.
 
-    `inputs`: inputs by name that the session answered. Their first dimension is tried as the batch dimension, and only
-    their first rows are used. Rows are independent if the rows of the batch's answer equal the answers to single
-    requests within rounding.
+    `inputs` maps the names of inputs to the arrays of a request that the session has answered. The first dimension is
+    tried as the batch dimension, and only the first row of each array is used. Rows are independent if the rows of the
+    batch's answer equal the answers to single requests within rounding.
     """
     rows = [_row(inputs, number) for number in range(_ROWS)]
     try:
@@ -46,7 +46,8 @@ def batch_gain(session: Session, inputs: Tensors) -> float:
 
 
 def _row(inputs: Tensors, number: int) -> dict[str, Array]:
-    """Return a row whose values are drawn from the first row, so that rows differ and contain only accepted values."""
+    """Return the first row for number 0. For other numbers, return a row whose values are picked at random from the
+    values of the first row. So the rows of a batch differ, and the model accepts all their values."""
     found, random = {}, np.random.default_rng(number)
     for name, array in inputs.items():
         row = array[:1]

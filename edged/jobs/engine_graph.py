@@ -40,11 +40,12 @@ def write_named(source: Path, out: Path) -> EngineGraph:
 
 
 def with_inputs(source: Path, inputs: Set[str]) -> bytes:
-    """Return the serialised model with only these inputs. Weights stay where they are. Raises EngineUnusable if the
-    model cannot be read.
+    """Return the serialised model with only these inputs. External weights stay in their files. Raises EngineUnusable
+    if the model cannot be read.
 
-    The IR version is raised to a version in which constants need not be inputs. With an older version, ONNX Runtime
-    would merge equal initializers but keep all their inputs. The saved graph would need values for these inputs.
+    The IR version is raised to a version in which initializers need not be inputs of the graph. In older versions, each
+    initializer is also an input. When ONNX Runtime merges equal initializers, it keeps the inputs of the initializers
+    that it removes. The saved graph would then need values for these inputs.
     """
     proto = read_proto(source)
     keep_inputs(proto, inputs)
@@ -63,8 +64,9 @@ class EngineGraph:
         return [(node.name, node.op_type) for node in _nodes(self._model.graph) if node.op_type != "Constant"]
 
     def layers(self, precision: str) -> tuple[dict[str, int], tuple[str, ...]]:
-        """Return the number of layers by precision, and notes (see the contract). The precision is that which the
-        runtime chose: without an int8 kernel, a runtime computes a layer of a quantised graph in floating point."""
+        """Return the number of layers for each precision, and notes (see the contract). A layer counts for the
+        precision that the runtime chose. Without an int8 kernel, a runtime computes a quantised layer in floating
+        point."""
         counts: Counter[str] = Counter()
         for node in _nodes(self._model.graph):
             if any(kind in node.op_type for kind in _LAYERS):
@@ -76,12 +78,15 @@ class EngineGraph:
         return dict(counts), (f"{precision} was requested, but ONNX Runtime computes most layers in {mostly}",)
 
     def shape_work(self) -> frozenset[str]:
-        """Return the names of nodes whose inputs were all computed from sizes of tensors (or are constants).
+        """Return the names of the Shape and Size nodes, and of the nodes that compute with the sizes of tensors.
+
+        A node of the second kind reads at least one value that was computed from sizes, and otherwise only such values
+        and constants.
 
         ONNX Runtime intentionally runs these nodes on the CPU even if the device has a kernel. Shape and Size write
         their result to host memory, and the nodes that follow (Gather, Concat, Mul, Cast, ... of a few numbers) cost
         less there than copies to the device and back. A node that reads values of a picture is not shape work: if it
-        runs on the CPU, the device waits for it. A node that reads only weights is not shape work either.
+        runs on the CPU, the device waits for it. A node that reads only constants is not shape work either.
         """
         return frozenset(_shape_nodes(self._model.graph, set(), set(self._model.constants)))
 

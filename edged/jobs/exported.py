@@ -27,8 +27,9 @@ _SAMPLED = 4096  # elements, as in `edged.export.frameworks.torch_model`
 
 
 def finish(job: jobs.FinishExport) -> jobs.FinishedExport:
-    """Write an exported model again, as one file if the model is not too large, with the job's metadata. Return one
-    source line for each operator. Raises EngineUnusable if the model or its external data cannot be read."""
+    """Write an exported model again, as one file if the model is not too large, with the job's metadata. Return for
+    each operator the file and line of the code that it comes from. Raises EngineUnusable if the model or its external
+    data cannot be read."""
     source = Path(job.path)
     try:
         size = sum(file.stat().st_size for file in source.parent.glob(f"{source.name}*"))

@@ -28,7 +28,7 @@ _LARGEST = 1 << 62  # with a larger offset or length, their sum overflows the 64
 
 
 class _Reference(msgspec.Struct, frozen=True):
-    """A tensor's reference to external data: bytes up to `end` of the file `location`, a relative path."""
+    """A tensor's reference to external data in the file `location`, a relative path. The data ends at byte `end`."""
 
     tensor: str
     location: str
@@ -63,10 +63,11 @@ def files(tensors: Iterable[onnx.TensorProto], folder: Path) -> tuple[tuple[Exte
 def altered(
     tensors: Iterable[onnx.TensorProto], folder: Path, found: Sequence[ExternalFile]
 ) -> tuple[tuple[ExternalFile, ...], Finding | None]:
-    """Compare complete files with the checksums in the model. Return the files with their problems, and the first
+    """Compare external files with the checksums in the model. Return the files with their problems, and the first
     finding.
 
-    Only files with a checksum are read. A file that cannot be read gets no problem here."""
+    `found` are the files, which must exist and must not be truncated. Only files with a checksum are read. A file that
+    cannot be read is returned unchanged."""
     checksums: dict[str, dict[str, str]] = {}  # by file: tensor names by checksum
     for tensor in tensors:
         if tensor.data_location == onnx.TensorProto.EXTERNAL and (entries := _entries(tensor)).get("checksum"):
@@ -82,7 +83,8 @@ def altered(
 
 
 def _compared(folder: Path, location: str, checksums: Mapping[str, str]) -> Finding | None:
-    """Return a finding if the SHA-1 of a file differs from that in the model. `checksums`: tensor names by SHA-1."""
+    """Return a finding if the SHA-1 of a file is not the SHA-1 in the model. `checksums` maps each SHA-1 in the model
+    to the name of a tensor."""
     if not checksums:
         return None
     for checksum, tensor in checksums.items():
@@ -123,7 +125,7 @@ def _reference(tensor: onnx.TensorProto) -> _Reference | Finding:
     for key in ("offset", "length"):
         number = _number(entries.get(key, ""))
         if number is None:
-            message = f"tensor {name!r} has a damaged reference to external data: {key} is {entries[key][:40]!r}"
+            message = f"tensor {name!r} has a damaged reference to external data: invalid {key} {entries[key][:40]!r}"
             return _finding(Category.EXTERNAL_DAMAGED, message, "export the model again", name)
         numbers.append(number)
     offset, length = numbers
@@ -145,7 +147,7 @@ def _number(text: str) -> int | None:
 
 
 def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
-    """Return the size of an external file in bytes (0 if unknown), and the finding if it cannot be used."""
+    """Return the size of an external file in bytes (0 if unknown), and the finding if the file cannot be used."""
     location, tensor = reference.location, reference.tensor
     named = f"external data {location[:200]!r}"
     path = PurePosixPath(location)
@@ -160,7 +162,7 @@ def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
         missing = f"{named} {what}" + ("" if what == "is missing" else f": {error.strerror}")
         return 0, _finding(Category.EXTERNAL_MISSING, missing, "put it into the model's folder", tensor)
     if linked:
-        outside = f"{named} is behind the symbolic link {linked[:100]!r}, which may lead outside the model's folder"
+        outside = f"{named} is behind the symbolic link {linked[:100]!r}, which can lead outside the model's folder"
         return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "copy the file itself into the model's folder", tensor)
     if not stat.S_ISREG(status.st_mode):
         message = f"{named} is not a regular file"
@@ -171,7 +173,7 @@ def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
         unreadable = f"{named} cannot be read: permission denied"
         return status.st_size, _finding(Category.EXTERNAL_MISSING, unreadable, "make it readable", tensor)
     if status.st_size < reference.end:
-        message = f"{named} is truncated: {status.st_size} bytes of at least {reference.end}"
+        message = f"{named} is truncated: it has {status.st_size} bytes of at least {reference.end}"
         return status.st_size, _finding(Category.EXTERNAL_TRUNCATED, message, "copy it again", tensor)
     return status.st_size, None
 

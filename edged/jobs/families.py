@@ -49,8 +49,8 @@ def load(job: jobs.LoadFamilies, report: Report) -> jobs.LoadedFamilies:
 
 
 def _loaded(offers: Sequence[Offer], report: Report) -> Iterator[tuple[Offer, ThirdParty | EdgedError]]:
-    """Yield each offer with its family, or with the error that prevents loading. The reported progress names the
-    family, because loading may hang."""
+    """Load the family of each `Offer`. Yield the offer with the family, or with the error that prevents loading. The
+    reported progress names the family, because loading may hang."""
     for offer in offers:
         report(jobs.Progress(jobs.loading(offer.family)))
         try:

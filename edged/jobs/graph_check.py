@@ -1,8 +1,8 @@
 """Checks whether a graph is well-formed: every name is produced once, and no node depends on itself. Pure.
 
 These checks come before a runtime opens the model, because some runtimes crash on an invalid graph, and some never end.
-None says whether the exporter or the runtime itself is at fault. `edged.jobs.inspect` checks types and shapes of inputs
-and outputs. `graph.input` may list weights too, which is no error.
+The errors of runtimes do not say whether the exporter or the runtime is at fault. `edged.jobs.inspect` checks types and
+shapes of inputs and outputs. `graph.input` may list weights too, which is no error.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _model(walk: onnx_walk.Walk) -> Iterator[Finding]:
 
 
 def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[Finding]:
-    """Yield a finding for each domain with different versions, because runtimes silently use one of them. Equal entries
-    are allowed, because onnx.compose writes them."""
+    """Yield a finding for each domain that is declared with several versions, because runtimes silently use one of
+    them. Equal entries are allowed, because onnx.compose writes them."""
     named = {(onnx_walk.domain(entry.domain), entry.version) for entry in imports}
     for domain in _twice([domain for domain, _ in sorted(named)]):
         versions = " and ".join(str(version) for own, version in sorted(named) if own == domain)
@@ -86,8 +86,8 @@ def _own_names(graph: onnx.GraphProto, inputs: Sequence[str], constants: Sequenc
 def _nodes(
     nodes: Sequence[onnx.NodeProto], given: _Names, outer: Sequence[_Names], taken: Sequence[_Names]
 ) -> Iterator[Finding]:
-    """Yield the findings about the nodes of a graph or function. `given`: its inputs and initialisers. `outer` and
-    `taken` are as in `_graph`."""
+    """Yield the findings about the nodes of a graph or function. `given`: the names of the inputs and initialisers
+    of this graph or function. `outer` and `taken` are as in `_graph`."""
     makers: dict[str, int] = {}
     names: set[str] = set()
     made = [tuple(node.output) for node in nodes]  # read once, because reading fields of protobuf messages is slow
@@ -105,12 +105,12 @@ def _nodes(
                 other = (
                     called(nodes[makers[name]]) + " also produces"
                     if name in makers
-                    else "is also an input or initialiser"
+                    else "is also the name of an input or initialiser"
                 )
                 message = f"{called(node)} produces {text(name)[:100]!r}, which {other}"
                 yield _finding(Category.DUPLICATE, message, label(node))
             if taken and _is_known(name, taken):
-                message = f"{called(node)} produces {text(name)[:100]!r}, which the enclosing graph also has"
+                message = f"{called(node)} produces {text(name)[:100]!r}, a name that the enclosing graph also has"
                 yield _finding(Category.DUPLICATE, message, label(node))
             makers[name] = index
     here, before = {*given, *makers}, set(given)
@@ -149,7 +149,7 @@ def _twice(names: Sequence[str]) -> list[str]:
 
 
 def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[Finding]:
-    """Yield a finding if a node depends on itself. Files may list nodes in any order."""
+    """Yield a finding if a node depends on its own output, directly or through other nodes. `nodes` have any order."""
     needs = [{makers[name] for name in _read(node) if name in makers} for node in nodes]
     if all(max(needed, default=-1) < index for index, needed in enumerate(needs)):
         return  # every node follows the nodes that it depends on, as exporters write them
@@ -213,7 +213,7 @@ def _functions(proto: onnx.ModelProto) -> Iterator[Finding]:
         return
     yield from _recursion(proto, known)
     for key, function in known.items():
-        for finding in _opsets("it", function.opset_import):
+        for finding in _opsets("the function", function.opset_import):
             yield _in_function(finding, key)
         for finding in _nodes(function.node, set(function.input), (), ()):
             yield _in_function(finding, key)
@@ -243,7 +243,7 @@ def _recursion(proto: onnx.ModelProto, known: dict[_Function, onnx.FunctionProto
         open_.append(key)
         for each in calls[key]:
             if each in open_:
-                message = f"function {_written(each)!r} calls itself, directly or through others"
+                message = f"function {_written(each)!r} calls itself, directly or through other functions"
                 yield _finding(Category.CYCLE, message, _written(each))
                 return
         waiting += [each for each in calls[key] if each not in sizes]

@@ -1,8 +1,9 @@
 """Finds errors in operators, types and shapes with the onnx package, and infers shapes.
 
-A finding is only a suspicion. The package may have another version of an operator than the runtime, and models with
+A finding is only a suspicion. The package and the runtime may have different versions of an operator, and models with
 wrong declared shapes are still served. If the runtime refuses the model too, this finding is reported, because it is
-more precise. Otherwise it is a warning. The package's C++ code may crash or never end, so the check runs in a child.
+more precise than the runtime's error. Otherwise the finding is a warning. The package's C++ code may crash or never
+end, so the check runs in a child.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _nodes(walk: Walk) -> Iterator[Finding]:
     """Check the attributes of each node, and how many inputs and outputs it has. Each node is checked separately, so
     that a finding can name it.
 
-    Nodes of functions are not checked, because their callers may supply attributes."""
+    Nodes of functions are not checked, because the caller of a function may supply their attributes."""
     context, proto = type(onnx.checker.DEFAULT_CONTEXT)(), walk.proto
     context.ir_version = proto.ir_version
     local = {(function.domain, function.name) for function in proto.functions}
@@ -136,8 +137,8 @@ def _category(why: str) -> Category:
 
 
 def _found(operator: str, name: str, walk: Walk) -> onnx.NodeProto | None:
-    """Return the node that an error names. If the error names only the operator, return the only node of that operator
-    without a name. Return None if there is no such node, or several."""
+    """Return the node that an error is about. If the error names only the operator, the node has no name. Then return
+    the node of this operator that has no name. Return None if there is no such node, or more than one."""
     kin = [node for node in walk.nodes if text(node.op_type) == operator]
     if name:
         return next((node for node in kin if text(node.name) == name), None)

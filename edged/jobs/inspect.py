@@ -110,7 +110,7 @@ def external_files(path: Path) -> tuple[ExternalFile, ...]:
     """Return the external files of a model.
 
     Raises ModelRefused if the file is not a model, or if an external file is missing or incomplete. This function
-    infers nothing from the graph, so it may be called outside a child.
+    infers nothing from the graph, so it can be called outside a child.
     """
     model_file.require(path)
     external, missing = external_data.files(onnx_walk.Walk.of(model_file.parse(path)[0]).tensors, path.parent)
@@ -145,8 +145,9 @@ def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Va
 
 def _optional(proto: onnx.ModelProto) -> tuple[TensorSpec, ...]:
     """Return the inputs with a default, such as thresholds, scales and flags. They are small initializers that are also
-    inputs. Large initializers are weights, which some exporters also list as inputs. Files before IR version 4 list
-    every initializer, so their inputs have no defaults."""
+    inputs. Large initializers are weights, which some exporters also list as inputs. Before IR version 4, files had to
+    list every initializer as an input, so the list does not show which inputs have a default. For such files, return
+    no inputs."""
     if proto.ir_version < _FIRST_OPTIONAL:
         return ()
     small = {tensor.name for tensor in proto.graph.initializer if element_count(tensor) <= _MOST_ELEMENTS}
@@ -155,7 +156,7 @@ def _optional(proto: onnx.ModelProto) -> tuple[TensorSpec, ...]:
 
 
 def _is_open(value: onnx.ValueInfoProto) -> bool:
-    """Whether the file's declaration of a value lacks at least one of its type, element type and shape."""
+    """Whether the type, the element type or the shape of a value is missing in the file."""
     kind, tensor = value.type.WhichOneof("value"), value.type.tensor_type
     return kind is None or (kind == "tensor_type" and not (tensor.elem_type and tensor.HasField("shape")))
 
@@ -208,7 +209,8 @@ def _operators(walk: onnx_walk.Walk) -> dict[str, int]:
 
 
 def _first_nodes(walk: onnx_walk.Walk) -> dict[str, str]:
-    """Return the first node of each operator that a runtime must have. Calls of local functions do not count."""
+    """Return a mapping from each operator to the label of the first node that uses it. Local functions are left out,
+    because the model itself defines them."""
     known = {(function.domain, function.name) for function in walk.proto.functions}
     first: dict[str, str] = {}
     for node in walk.nodes:

@@ -1,4 +1,4 @@
-"""Chooses the layers of a prepared model that int8 computes, and adds Q/DQ pairs before them.
+"""Chooses which layers of a prepared model are computed in int8, and adds Q/DQ pairs before these layers.
 
 A Q/DQ pair is a QuantizeLinear node followed by a DequantizeLinear node. The first recipe places pairs as TensorRT
 requires: before layers and never after them, so that following nodes can be fused. Weights are stored in float32 and
@@ -45,8 +45,8 @@ class Value(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A node to quantise: its name, operator, input and weights, and the axis of the weights along which each index has
-    its own scale."""
+    """A node to quantise. `kind` is its operator, `value` its input, `weights` the name of its weights. Each index on
+    the axis `axis` of the weights has a separate scale."""
 
     node: str
     kind: str
@@ -94,7 +94,7 @@ def choose(model: Model, *, depthwise: bool) -> tuple[list[Layer], tuple[str, ..
         if not reason and by_channel and not depthwise:
             reason = "depthwise: its channels differ too much for one scale"
         if not reason and _has_no_bias(node) and not quantised.isdisjoint(node.output):
-            reason = "without a bias before another int8 layer, where runtimes answer wrongly"
+            reason = "it has no bias and precedes another int8 layer; runtimes compute this wrongly"
         if reason:
             kept.append((node.op_type, reason))
         else:
@@ -104,15 +104,15 @@ def choose(model: Model, *, depthwise: bool) -> tuple[list[Layer], tuple[str, ..
 
 
 def _follow(node: onnx.NodeProto, quantised: set[str]) -> None:
-    """Add the inputs of a node to `quantised` if its output is there and runtimes fuse the node into the node before
-    it."""
+    """If an output of a node is in `quantised`, and runtimes fuse the node into the node before it, add the inputs of
+    the node to `quantised`."""
     if node.op_type in _FUSED and not quantised.isdisjoint(node.output):
         quantised.update(node.input)
 
 
 def _has_no_bias(node: onnx.NodeProto) -> bool:
-    """Whether a layer is a matrix product without a bias. The bias after a MatMul is a separate Add node, at which
-    `_follow` stops."""
+    """Whether a layer is a matrix product without a bias. Every MatMul counts as such a product. A bias after a MatMul
+    is a separate Add node, and `_follow` stops at an Add, so the MatMul can still be quantised."""
     return node.op_type == "MatMul" or (node.op_type == "Gemm" and not any(node.input[2:]))
 
 
@@ -129,7 +129,7 @@ def _obstacle(node: onnx.NodeProto, model: Model) -> str:
         return "its weights are not a matrix"
     # The factor `beta` of the bias is computed in float32, for which int8 kernels have no place.
     if node.op_type == "Gemm" and _attribute(node, "beta", 1.0) != 1.0:
-        return "its bias has a factor"
+        return "its attribute 'beta' scales the bias"
     return ""
 
 
@@ -161,7 +161,7 @@ def symmetric(largest: npt.NDArray[np.floating], levels: float = EIGHT_BITS) -> 
 
 
 def asymmetric(least: npt.NDArray[np.floating], most: npt.NDArray[np.floating]) -> Scale:
-    """Return the scales and zero points that map the values from `least` to `most`, and zero, to uint8."""
+    """Return the scales and zero points that map a range to uint8: from `least` to `most`, extended to contain zero."""
     least, most = np.minimum(least, 0), np.maximum(most, 0)
     with np.errstate(all="ignore"):
         scales = ((most - least) / _UNSIGNED).astype(np.float32)
@@ -262,7 +262,9 @@ def check(model: Model, chosen: Collection[str]) -> None:
                 raise EngineUnusable(f"layer {name} was not quantised; build the engine in another precision")
             scales = model.array(model.constants[pair.input[1]])
             if not np.all(np.isfinite(scales)) or not np.all(scales > 0):
-                raise EngineUnusable(f"layer {name} has no finite range on the calibration data; give other samples")
+                raise EngineUnusable(
+                    f"layer {name} has no finite range of values on the calibration data; give other samples"
+                )
 
 
 class _Appendix:
@@ -293,9 +295,9 @@ class _Appendix:
 
 
 class Watch(NamedTuple):
-    """Names of the outputs that `add_watches` adds for one value. `least` and `most` are its least and its largest
-    element, [batch, channels]. `some` are the absolute values of some elements, [batch, channels, n]. Batch and
-    channels are 1 for a value with one scale."""
+    """Names of the outputs that `add_watches` adds for one value. Output `least` has the least element of the value,
+    `most` the largest element, both [batch, channels]. Output `some` has the absolute values of some elements,
+    [batch, channels, n]. Batch and channels are 1 for a value with one scale."""
 
     least: str
     most: str
@@ -303,8 +305,8 @@ class Watch(NamedTuple):
 
 
 def add_watches(model: Model, values: Collection[Value], sampled: int) -> dict[Value, Watch]:
-    """Make a prepared model also return the least and largest element of each value, and about `sampled` of its
-    elements. The graph computes them, so that no large value must stay in memory."""
+    """Make a prepared model also return the least and largest element of each value, and the absolute values of about
+    `sampled` elements. The graph computes them, so that no large value must stay in memory."""
     more = _Appendix(model)
     two, zero, last, one = (more.constant(number) for number in (2, 0, 2, 1))
     few, end = more.constant(2 * sampled), more.constant(np.iinfo(np.int64).max)
@@ -323,7 +325,7 @@ def add_watches(model: Model, values: Collection[Value], sampled: int) -> dict[V
 
 def add_shadows(model: Model, layers: Iterable[Layer], scales: Scales, levels: float = EIGHT_BITS) -> dict[str, Shadow]:
     """Make a prepared model also compute each layer with a quantised input and weights. Everything else stays float32.
-    Return the names of the new outputs by the layer's name."""
+    Return a mapping from the names of layers to the names of the new outputs."""
     wanted, pairs, more = {layer.node: layer for layer in layers}, Pairs(model, scales, levels), _Appendix(model)
     shape, found = more.constant(0, 0, -1), dict[str, Shadow]()
     for node in [node for node in model.graph.node if node.name in wanted]:

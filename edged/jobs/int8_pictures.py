@@ -1,9 +1,9 @@
 """Chooses the pictures that calibrate an int8 model, and other pictures on which the model is compared with float32.
 
-The user's pictures come first, then frames that were collected from the user's cameras. Drawn pictures follow, because
-engines are verified on drawn pictures as well. Every fourth of the user's pictures and frames is set aside for the
-comparison, which chooses ranges and layers. Engines are judged later on pictures that neither calibration nor the
-comparison uses.
+The user's pictures come first, then frames that were collected from the user's cameras. Pictures that edged draws
+follow, because engines are verified on drawn pictures as well. Every fourth of the user's pictures and frames is set
+aside for the comparison, which chooses ranges and layers. Engines are judged later on pictures that neither calibration
+nor the comparison uses.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def with_margin(tolerance: Tolerance) -> Tolerance:
 
 
 class Comparison:
-    """Compares models with the reference on pictures. `tolerance` is that of the engine's verification. The comparison
-    uses a stricter tolerance (`with_margin`)."""
+    """Compares models with the reference on pictures. `tolerance` is the tolerance of the engine's verification. The
+    comparison uses a stricter tolerance (`with_margin`)."""
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class Comparison:
         return Outcome(_loss(pairs), verdict)
 
     def _difference_on_frames(self, pairs: Sequence[Pair]) -> str:
-        """Return in which figures the answers to frames differ too much, or an empty text if there are none. Single
-        classes and cameras are not judged, because there are too few frames."""
+        """Return the figures in which the answers to frames differ too much; empty if no figure does. Single classes
+        and cameras are not judged, because there are too few frames."""
         if not self._frames or self._recognition.family is None or not is_decoded_here(self._recognition):
             return ""
         judging = FrameJudge(self._recognition, self._tolerance, "", "int8")
@@ -147,10 +147,10 @@ def _relative(expected: Array, found: Array) -> float:
 
 
 class Way(NamedTuple):
-    """How a model is converted to int8. `asymmetric`: by the second recipe (`int8_layers`). Without a `comparison`,
-    ranges cover the largest values, and nothing is corrected or repaired. `repair_s`: seconds for repairs, which
-    end at the time `until` (monotonic) at the latest. `notify` receives the phase before each step. `levels` is the
-    largest int8 value of a weight."""
+    """How a model is converted to int8. `asymmetric`: whether to use the second recipe of `int8_layers`. Without a
+    `comparison`, ranges cover the largest values, and nothing is corrected or repaired. Repairs take at most `repair_s`
+    seconds, and end at the monotonic time `until` at the latest. Before each step, `notify` is called with the name of
+    the current phase. `levels` is the largest int8 value of a weight."""
 
     asymmetric: bool = False
     comparison: Comparison | None = None
@@ -165,7 +165,8 @@ def plan(job: jobs.Build, notes: list[str]) -> tuple[Iterator[dict[str, Array]],
     without a tolerance).
 
     Raises Unsuitable if the model takes no pictures, or if the collected frames are gone. Raises Superseded if the
-    pictures are not those of the engine's key, also while inputs are read. `notes` receives remarks.
+    digest of the pictures is not the digest in the engine's key. Reading the returned inputs also raises Superseded if
+    a picture has changed. `notes` receives remarks.
     """
     recognition, recipe = job.recognition, job.order.recipe
     if recognition.preprocess is None:
@@ -173,15 +174,17 @@ def plan(job: jobs.Build, notes: list[str]) -> tuple[Iterator[dict[str, Array]],
     found = user_samples.calibration_pictures(job.samples)
     collected = job.collected
     if user_samples.calibration_name(recognition, found, collected.id if collected else "") != recipe.calibration:
-        raise Superseded("the sample pictures were changed after the engine was planned")
+        raise Superseded(
+            "the sample pictures were changed after the engine was planned, so the engine must be planned again"
+        )
     frames = {digest: path for path, digest in collected.calibrate.items() if Path(path).exists()} if collected else {}
     if collected is not None and not frames:
         raise Unsuitable(
-            "the collected frames for int8 are gone, because their retention ended; collect new ones"
+            "the collected frames for int8 are gone, because their retention ended; collect new frames"
             " (edged samples collect), or drop the collection (edged samples remove)"
         )
     if collected is not None and (gone := len(collected.calibrate) - len(frames)):
-        notes.append(f"{gone} of {len(collected.calibrate)} collected frames are gone")
+        notes.append(f"{gone} of {len(collected.calibrate)} collected frames are gone: their retention ended")
     pictures = Pictures(job.order.signature, recognition)
     used, aside = dict[str, str](), dict[str, str]()
     for some in (found, frames):
@@ -194,7 +197,7 @@ def plan(job: jobs.Build, notes: list[str]) -> tuple[Iterator[dict[str, Array]],
             try:
                 yield pictures.sample(Path(path), digest)
             except InvalidInput as error:
-                notes.append(f"not calibrated on {Path(path).name}: {error}")
+                notes.append(f"int8 is not calibrated on {Path(path).name}: {error}")
         yield from pictures.drawn(seed)
 
     comparison = None

@@ -45,8 +45,8 @@ class Range:
         return found
 
     def add(self, least: _Floats, most: _Floats, some: _Floats) -> None:
-        """Count the values of a run. `least` and `most` are the bounds of each row, [rows]. `some` are the absolute
-        values of a sample, [rows, n]."""
+        """Count the values of one inference. `least` and `most` are the bounds of each row, [rows]. `some` are the
+        absolute values of a sample, [rows, n]."""
         most = np.where(np.isfinite(some).all(axis=1), most, np.inf)
         self.least, self.most = np.minimum(self.least, least), np.maximum(self.most, most)
         if not np.isfinite(self.largest).all():
@@ -74,7 +74,7 @@ class Range:
         return found
 
     def least_error(self) -> _Floats:
-        """Return for each row the range with the least squared error, of rounding and of clipping together."""
+        """Return for each row the range with the least sum of squared errors from rounding and from clipping."""
         middles, ends = (np.arange(_BINS) + 0.5) / _BINS, (np.arange(_BINS) + 1.0) / _BINS  # in units of `top`
         # Sums over the values above the end of each bin.
         number, first, second = (_above(self.counts * middles**power) for power in (0, 1, 2))
@@ -108,7 +108,7 @@ def measure(
     notify: Callable[[], None],
 ) -> dict[Value, Range]:
     """Run a prepared model on the calibration data, and return the range of each value. `notify` is called before each
-    run. Writes into the folder `work`.
+    inference. Writes into the folder `work`.
 
     Raises EngineUnusable if the model does not run.
     """
@@ -136,4 +136,4 @@ def _quantising() -> Iterator[None]:
     try:
         yield
     except EngineUnusable as error:
-        raise EngineUnusable(f"the model cannot be quantised: {error}; use other samples or fp16") from error
+        raise EngineUnusable(f"the model cannot be quantised: {error}; give other samples, or use fp16") from error

@@ -1,4 +1,4 @@
-"""Repairs an int8 model whose answers are too wrong: the layers that int8 harms most compute in float32 again.
+"""Repairs an int8 model whose answers are too wrong: it switches the most harmed layers back to float32.
 
 Layers are ranked by the change of a layer's output when only this layer is quantised. One pass over a few pictures
 measures this for all layers. A bisection finds how many of the most harmed layers must return to float32. Further
@@ -24,8 +24,8 @@ MOST_TRIALS = 12
 
 
 class Search(NamedTuple):
-    """The outcome of `give_back`. `given_back` has the positions in the ranking of the layers that return to float32.
-    It is None if no trial made the model right. `is_cut_off`: whether the bisection ended early."""
+    """The outcome of `give_back`. `given_back`: the layers that return to float32, as positions in the ranking by harm;
+    None if no trial made the model right. `is_cut_off`: whether the bisection ended early."""
 
     given_back: frozenset[int] | None
     trials: int
@@ -78,7 +78,7 @@ def give_back(
 
 class Harm(NamedTuple):
     """The effect of quantising only one layer. `share` is the relative L2 change of the layer's output. `mean` is the
-    mean difference in each channel, which can be added to the bias. It is None for a layer that can have no bias."""
+    mean difference in each channel, for correcting the bias; None for a layer that can have no bias."""
 
     share: float
     mean: Floats | None
@@ -92,7 +92,8 @@ def harm(
     work: Path,
     levels: float = EIGHT_BITS,
 ) -> dict[str, Harm]:
-    """Return the effect of int8 on each layer by name, the most harmed layer first. Writes into the folder `work`."""
+    """Return a mapping from layer names to the effect of int8 on the layer, the most harmed layer first. Writes into
+    the folder `work`."""
     model = Model.read(prepared)
     names = add_shadows(model, layers, scales, levels)
     model.write(work / "shadows.onnx")

@@ -1,5 +1,5 @@
-"""The one-shot child process: reads one job from standard input, runs it, reports to the daemon, and ends. The job
-server (`edged.jobs.server`) forks this process.
+"""The one-shot child process, which reads a job from standard input, runs the job, reports to the daemon, and ends.
+The job server (`edged.jobs.server`) forks this process.
 
 Runtimes print to standard output. So the real standard output becomes the channel to the daemon, and file descriptor 1
 is redirected to standard error before any import of a runtime.
@@ -46,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(arguments: Sequence[str]) -> NoReturn:
-    """Run `main` with these arguments, then exit. After an answer or a failure message, first wait for the daemon to
-    kill this process. The daemon finds the children of this process only while this process lives.
+    """Run `main` with these arguments, then exit. After an answer or a failure message, wait 10 s before the exit, so
+    that the daemon kills this process. The daemon finds the children of this process only while this process lives.
 
     Libraries are not unloaded, because runtimes may crash or hang while they are unloaded.
     """
@@ -87,11 +87,12 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
         reporter.answer(answer)
         return _ANSWERED
     except MemoryError:
-        reporter.fail("BuildFailed", "the child exceeded its memory limit; raise build.memory_mb")
+        reporter.fail(MemoryError.__name__, "")
     except Exception as error:
         if _is_too_large(error) or _was_cut_off(job, disk_mb):
             reason = (
-                f"the child wrote a file larger than its limit of {disk_mb} MiB; free some space or raise build.disk_mb"
+                f"the child process wrote a file larger than its limit of {disk_mb} MiB; free some space or raise"
+                " build.disk_mb"
             )
             reporter.fail("BuildFailed", reason)
         elif (fault := tasks.find_disk_fault(job, error)) is not None:
@@ -104,7 +105,7 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
 
 
 def _is_too_large(error: BaseException | None) -> bool:
-    """Whether an error or one of its causes is EFBIG: the kernel refused to let a file grow."""
+    """Whether an error or one of its causes is EFBIG. With EFBIG the kernel refuses to let a file grow."""
     while error is not None:
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             return True
@@ -113,7 +114,8 @@ def _is_too_large(error: BaseException | None) -> bool:
 
 
 def _was_cut_off(job: jobs.Job, disk_mb: int) -> bool:
-    """Whether an output file has the largest allowed size. Runtimes then report another error or no error."""
+    """Whether an output file has the largest allowed size. If a file reaches this size, some runtimes report an error
+    other than EFBIG, or no error."""
     folder = Path(getattr(job, "out", ""))
     if not disk_mb or not folder.is_dir():
         return False

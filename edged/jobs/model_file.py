@@ -1,4 +1,4 @@
-"""Opens and parses a model's file, and finds why a file is not an ONNX model: other format, truncated, damaged.
+"""Opens and parses a model's file, and finds why a file is no ONNX model: another format, truncated or damaged.
 
 Formats: https://protobuf.dev/programming-guides/encoding, onnx/onnx.proto, and the first bytes of other files.
 """
@@ -28,7 +28,8 @@ _TRITON_NAME = "model.onnx"  # the file name in Triton's layout: MODEL/VERSION/m
 
 
 def require(path: Path) -> int:
-    """Return the size of a model's file in bytes. Raises ModelRefused if it cannot be a model or cannot be read."""
+    """Return the size of a model's file in bytes. Raises ModelRefused if the file cannot be read, or cannot be a
+    model."""
     try:
         status = path.stat()
     except OSError as error:
@@ -111,6 +112,8 @@ def parse(path: Path) -> tuple[onnx.ModelProto, str]:
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
+    except MemoryError:
+        raise
     except Exception as error:  # the parser's errors have no common class
         _require_onnx(path.name, data)
         raise _unparsed(path.name, data) from error
@@ -150,7 +153,7 @@ def _require_onnx(name: str, data: bytes) -> None:
 
 
 def _is_tensor(data: bytes) -> bool:
-    """Whether a file is a single TensorProto. In a model the same field numbers have other types."""
+    """Whether a file is a single TensorProto. A model is not mistaken for one, because its fields have other types."""
     tensor = onnx.TensorProto()
     try:
         tensor.ParseFromString(data)

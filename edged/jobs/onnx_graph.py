@@ -44,8 +44,9 @@ _POSITIONS = {"RoiAlign": (1, 2), "GridSample": (1,), "Resize": (1, 2, 3), "Upsa
 class Model:
     """A model's main graph and the properties of its values.
 
-    constants: the initialisers and the outputs of Constant nodes, by name. types: the element type
-    (onnx.TensorProto.DataType) of each value that is known to be a tensor. used: names that a node or output uses.
+    constants: a mapping from names to initialisers and outputs of Constant nodes. types: a mapping from the name of
+    each value that is known to be a tensor to its element type (onnx.TensorProto.DataType). used: the names of the
+    values that nodes read or that are outputs.
     """
 
     def __init__(self, proto: onnx.ModelProto, folder: Path) -> None:
@@ -63,7 +64,9 @@ class Model:
         """Read a model. Raises EngineUnusable if it cannot be parsed, Unsuitable if its opset is too old."""
         model = cls(read_proto(path), path.parent)
         if 0 < model.opset < _OLDEST_OPSET:
-            raise Unsuitable(f"{path.name} has opset {model.opset}; export it with {_OLDEST_OPSET} or later")
+            raise Unsuitable(
+                f"{path.name} has opset {model.opset}, which is too old; export it with opset {_OLDEST_OPSET} or later"
+            )
         return model
 
     def array(self, tensor: TensorProto) -> np.ndarray:
@@ -106,7 +109,8 @@ class Model:
             graph.write(self.proto.SerializeToString())
 
     def _loaded(self, tensor: TensorProto) -> TensorProto:
-        """Return a copy of a tensor with its values loaded, so that they do not stay in memory with the model."""
+        """Return a copy of a tensor. External values are loaded into the copy only, so that they do not stay in memory
+        with the model."""
         copy = TensorProto()
         copy.CopyFrom(tensor)
         if _is_outside(copy):
@@ -129,7 +133,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
 
 def keep_inputs(proto: onnx.ModelProto, names: Set[str]) -> None:
     """Remove all inputs of the main graph except `names`, so that a runtime treats initializers as constants and folds
-    them. Raise the IR version if it is too old for that."""
+    them. Raise the IR version if it requires initializers to be inputs."""
     kept = [value for value in proto.graph.input if value.name in names]
     del proto.graph.input[:]
     proto.graph.input.extend(kept)
@@ -160,7 +164,7 @@ def _reading(tensor: TensorProto) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the file system, onnx and numpy raise errors without a common class
-        raise EngineUnusable(f"the weights of {tensor.name!r} cannot be read: {one_line(error)}") from error
+        raise EngineUnusable(f"the values of tensor {tensor.name!r} cannot be read: {one_line(error)}") from error
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
@@ -328,6 +332,7 @@ def _uses(node: onnx.NodeProto) -> set[str]:
 
 
 def describe_kept(kept: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return one line for each operator and reason for keeping it unchanged, with the number of nodes."""
+    """Describe nodes that stay unchanged, from their operators and reasons. Each different pair of operator and reason
+    becomes one line with the number of nodes."""
     counts = Counter(kept).items()
     return tuple(f"{op}{f' x{count}' if count > 1 else ''}: {reason}" for (op, reason), count in counts)

@@ -50,7 +50,7 @@ _LIMITING = _SATURATING | {"InstanceNormalization", "LayerNormalization", "Softm
 _ADDED = {"Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "BatchNormalization": (2, 3), "LayerNormalization": (2,)}
 # Operators that stay float32 after a node kept in float32, because a Cast between the two would lose accuracy.
 _FOLLOWERS = frozenset(("Add", "Div", "LogSoftmax", "Reciprocal", "ReduceMean", "Softmax", "Sqrt", "Sub", "Where"))
-_UNHELD = "its inputs may exceed what float16 can hold"
+_UNHELD = "its inputs can exceed the range of float16"
 _TYPE_ATTRIBUTES = frozenset(("dtype", "to", "output_dtype", "output_datatype"))
 _SINGLE_SLOTS = {"Resize": (1, 2, 3), "Upsample": (1,)}  # scales and sizes: float32 even if the opset allows float16
 
@@ -64,7 +64,8 @@ def to_half(source: Path, out: Path) -> tuple[bool, tuple[str, ...]]:
     model = Model.read(source)
     if any(node.op_type in QUANTISED for node in model.graph.node):
         raise Unsuitable(
-            f"{source.name} is quantised: casts would separate its layers from their scales; build it as fp32"
+            f"{source.name} is quantised and cannot become fp16: casts would separate its layers from their scales;"
+            " build it as fp32"
         )
     choice = Choice.of(model)
     kept = describe_kept((model.graph.node[index].op_type, reason) for index, reason in choice.kept.items())
@@ -157,7 +158,8 @@ class _Rewriter:
             _rename(body, {old: new for old, new in renamed.items() if old != new})
 
     def _make_half(self, node: onnx.NodeProto) -> None:
-        """Change the type that a Cast or Constant node declares for its output to float16."""
+        """Make a Cast or Constant node declare float16 for its output. Other nodes declare no type, and stay as they
+        are."""
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.name == "to":
                 attribute.i = FLOAT16
@@ -186,7 +188,8 @@ class Slots(NamedTuple):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Which nodes change, by node index. `nodes`: the slots that become float16; `kept`: why a node stays float32."""
+    """Which nodes change. `nodes` maps the index of each changed node to the slots that become float16. `kept` maps the
+    index of each node that stays float32 to the reason."""
 
     nodes: dict[int, Slots]
     kept: dict[int, str]
@@ -220,7 +223,7 @@ def _uses_float(node: onnx.NodeProto, model: Model) -> bool:
 
 
 def _slots(node: onnx.NodeProto, model: Model) -> Slots | str:
-    """Return the slots that may be float16 by the operator's definition in the model's opset. If the node must stay
+    """Return the slots for which the operator's definition in the model's opset allows float16. If the node must stay
     unchanged, return the reason as text."""
     if node.domain not in ("", "ai.onnx"):
         return f"domain {node.domain} does not declare its types"
@@ -258,7 +261,7 @@ def _free(
 def _danger(node: onnx.NodeProto, model: Model, slots: Slots, delicate: set[str], vast: set[str]) -> str:
     """Return why float16 would harm the result of a node; empty if no reason is known."""
     if node.op_type in _WIDE:
-        return "its results may exceed the range of float16"
+        return "its results can exceed the range of float16"
     if node.op_type in _EXACT:
         return "positions and choices must be exact"
     unheld = delicate | vast if node.op_type in _FOLLOWERS else vast if node.op_type not in _SATURATING else set()
@@ -275,8 +278,8 @@ def _danger(node: onnx.NodeProto, model: Model, slots: Slots, delicate: set[str]
 
 
 def _makes_vast(node: onnx.NodeProto, model: Model, vast: set[str]) -> bool:
-    """Whether the result of a node may exceed float16: one of its inputs may, and the node neither limits that input
-    nor divides by it."""
+    """Whether the result of a node may exceed float16. This is so if one of its inputs may exceed float16, and the node
+    neither limits that input nor divides by it."""
     if node.op_type in _LIMITING:
         return False
     takes = [name in vast or _is_vast_constant(name, node, model) for name in node.input]
@@ -296,12 +299,12 @@ def _largest(array: Array) -> float:
 def _loss(array: Array, bounds: bool, added: bool) -> str:
     """Return which values of a constant do not fit float16; empty if all important values fit.
 
-    Small values next to large values may become zero, and so may values that are only added to the result. If all
-    values are small, as for an epsilon that prevents a division by zero, none may become zero.
+    Small values next to large values become zero without harm. So do values that are only added to the result. But
+    zeros are harmful if all values are small, as for an epsilon that prevents a division by zero.
     """
     largest = _largest(array)
     if largest > _LARGEST:
-        return "" if bounds else f"{largest:.3g}, beyond float16"
+        return "" if bounds else f"{largest:.3g}, which is beyond the range of float16"
     if not added and abs(float(np.float16(largest)) - largest) > 0.1 * largest:
-        return f"no value above {largest:.3g}, too small for float16"
+        return f"only values up to {largest:.3g}, too small for float16"
     return ""

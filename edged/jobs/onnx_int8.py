@@ -3,7 +3,7 @@
 The model is converted with several estimates of the values' ranges. Each result is compared with float32 on pictures
 that are used for nothing else, and the best estimate is used. Then the biases are corrected by the mean error of int8
 in each channel (Nagel et al., Data-free quantization through weight equalization and bias correction, 2019). If the
-answers are still too wrong, the layers that int8 harms most return to float32.
+answers are still too wrong, the most harmed layers are switched back to float32.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def to_int8(
     """
     model = Model.read(source)
     if any(node.op_type in QUANTISED for node in model.graph.node):
-        return False, (), ("it is quantised already",)
+        return False, (), ("the model is quantised already",)
     with tempfile.TemporaryDirectory(prefix=".quantise-", dir=out.parent) as folder:
         work = Path(folder)
         prepared, notes = prepare(model, work)
@@ -90,7 +90,7 @@ class _Conversion:
         for layer in self.layers:
             if not np.isfinite(self._ranges[layer.value].largest).all():
                 raise EngineUnusable(
-                    f"layer {layer.node} has no finite range on the calibration data; give other samples"
+                    f"layer {layer.node} has no finite range of values on the calibration data; give other samples"
                 )
         self._scales = self._scales_by(LARGEST)
 
@@ -141,7 +141,7 @@ class _Conversion:
         self._corrections = {layer: each.mean for layer, each in harm.items() if each.mean is not None}
         corrected = self._try(self.layers, comparison)
         if _rank(corrected) < _rank(outcome):
-            self.notes.append(f"biases are corrected: the outputs change by {corrected.loss:.3g}")
+            self.notes.append(f"biases are corrected: the outputs now change by {corrected.loss:.3g}")
             outcome = corrected
         else:
             self._corrections = {}
@@ -149,7 +149,8 @@ class _Conversion:
             self._repair(comparison, outcome, {layer: each.share for layer, each in harm.items()})
 
     def _choose_ranges(self, comparison: Comparison) -> Outcome:
-        """Use the best estimate of ranges, and return its outcome. An accepted outcome is best, then the least loss."""
+        """Use the best estimate of ranges, and return its outcome. Accepted outcomes are better than rejected outcomes;
+        otherwise a smaller loss is better."""
         scales = {name: self._scales_by(name) for name in ESTIMATES}
         found = {name: self._try(self.layers, comparison, each) for name, each in scales.items()}
         best = min(found, key=lambda name: _rank(found[name]))
@@ -166,11 +167,11 @@ class _Conversion:
         return found[best]
 
     def _repair(self, comparison: Comparison, before: Outcome, harm: Mapping[str, float]) -> None:
-        """Make the layers that int8 harms most compute in float32 again. `harm` has the relative change of each layer's
-        output, the largest first."""
+        """Switch the most harmed layers back to float32. `harm` has the relative change of each layer's output, the
+        largest first."""
         problem = f"int8 is too wrong on the pictures set aside: {before.verdict.reason}"
         if not self._way.repair_s:
-            self.notes.append(f"{problem}; repairs are off (int8.repair_s)")
+            self.notes.append(f"{problem}; repairs are off, because int8.repair_s is 0")
             return
         start = time.monotonic()
         until = min(start + self._way.repair_s, self._way.until)
@@ -203,7 +204,7 @@ class _Conversion:
 
 
 def _rank(outcome: Outcome) -> tuple[bool, float]:
-    """Return the key by which outcomes are sorted: accepted outcomes first, then by loss, the least first."""
+    """Return the sort key of an outcome: accepted outcomes come first, and smaller losses before larger losses."""
     return not outcome.verdict.accepted, outcome.loss
 
 
@@ -233,9 +234,9 @@ def _words(inputs: Mapping[str, np.dtype[np.generic]]) -> str:
 def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     """Write a copy of the model into the folder `work`, prepared for quantising. Return its path and notes on changes.
 
-    The copy has an opset with scales for each channel. Batch normalisation and other constant arithmetic are folded
-    into the weights, and every node has a name. No output is also the input of a layer, because such an output would be
-    quantised too. The copy answers as the model does. The model itself is not changed.
+    The copy has an opset whose Q/DQ nodes can have a scale for each channel. Batch normalisation and other constant
+    arithmetic are folded into the weights, and every node has a name. No output is also the input of a layer, because
+    such an output would be quantised too. The copy answers as the model does. The model itself is not changed.
     """
     notes: tuple[str, ...] = ()
     proto = onnx.ModelProto.FromString(model.proto.SerializeToString())
@@ -281,10 +282,11 @@ def _fold(model: Model, work: Path) -> Model:
 
 
 def _hide(model: Model) -> dict[str, onnx.NodeProto]:
-    """Replace activations that ONNX defines as functions by a stand-in, and return them by the name of the stand-in.
+    """Put a stand-in in the place of each activation that ONNX defines as a function. Return a mapping from the names
+    of the stand-ins to the activations.
 
-    When ONNX Runtime folds constants, it also inlines functions. OpenVINO fuses such an activation into an int8
-    convolution, but not the operators that define the activation.
+    Without the stand-ins, ONNX Runtime would also inline these functions when it folds constants. OpenVINO fuses such
+    an activation into an int8 convolution, but it does not fuse the operators that define the activation.
     """
     hidden = {}
     for node in model.graph.node:

@@ -1,4 +1,4 @@
-"""Walks an ONNX graph: its nodes, nested graphs, and names for them in messages.
+"""Finds the nodes and nested graphs of an ONNX graph, and describes nodes in messages.
 
 Runs in a child. Graphs are nested at most a few dozen deep, because protobuf refuses more (`model_file.py`).
 """

@@ -1,4 +1,4 @@
-"""Runs the unoptimised model once on a picture, to show whether edged decodes its answers correctly."""
+"""Runs the unoptimised model once on a picture, to show whether edged decodes the model's answer correctly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
     question = Pictures(job.order.signature, job.recognition).of(Path(job.picture).name, pixels)
     session = registry.load(job.order.recipe.backend).trial(job.order)
     if session is None or question.placement is None:
-        raise EngineUnusable("this runtime cannot run a model before an engine is built")
+        raise EngineUnusable(f"{job.order.recipe.backend} can run only built engines, not the model itself")
     outputs = session.infer(question.inputs)
     names, family = job.recognition.names, open_family(job.recognition)
     if not isinstance(family, Family):

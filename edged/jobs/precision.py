@@ -40,10 +40,11 @@ class Converted(msgspec.Struct, frozen=True):
 
 
 def convert_order(job: jobs.Build, folder: Path, report: Report = lambda progress: None) -> tuple[Order, Composition]:
-    """Convert a model into the empty `folder`. Return the order to build the converted model, and what stays in
-    float32.
+    """Convert a model into the empty `folder`. Return the `Order` with which the converted model is built, and what
+    stays in float32.
 
-    Raises Superseded if the calibration pictures are not those of the engine's key, and the errors of `convert`.
+    Raises Superseded if the digest of the calibration pictures is not the digest in the engine's key. Also raises the
+    errors of `convert`.
     """
     order, way, notes = job.order, Way(), list[str]()
     inputs: Calibration = ()

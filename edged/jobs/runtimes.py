@@ -56,15 +56,15 @@ def import_package(job: jobs.ImportPackage) -> jobs.Done:
 def _talks(backend: str) -> str:
     """Return how the runtime in this process could send telemetry; empty if it cannot."""
     if backend == _ORT and os.environ.get("ORT_DISABLE_TELEMETRY") in (None, "", "0"):
-        return f"ORT_DISABLE_TELEMETRY is {os.environ.get('ORT_DISABLE_TELEMETRY')!r}"
+        return f"environment variable ORT_DISABLE_TELEMETRY is {os.environ.get('ORT_DISABLE_TELEMETRY')!r}"
     if backend == "openvino" and sys.modules.get("openvino_telemetry") is not None:
         return "openvino_telemetry is loaded"
     return ""
 
 
 def find_support(backend: Backend) -> jobs.RuntimeSupport:
-    """Return the versions that a runtime supports. Opens dozens of one-node models, which takes tens of
-    milliseconds."""
+    """Return the opsets and the newest IR version that a runtime supports. Opens dozens of one-node models, which takes
+    tens of milliseconds."""
 
     def opset(number: int) -> bool:
         return takes(backend, one_node.relu(number, _IR))
@@ -81,7 +81,7 @@ def takes_anything(backend: Backend) -> bool:
 
 
 def newest_of(backend: Backend, domain: str) -> int:
-    """Return the newest opset of another domain that a runtime accepts; 0 if it accepts any."""
+    """Return the newest opset of another domain that a runtime accepts; 0 if the runtime accepts every opset."""
 
     def opset(number: int) -> bool:
         return takes(backend, one_node.importing(one_node.relu(_OPSET, _IR), domain, number))
@@ -102,8 +102,8 @@ def takes(backend: Backend, model: bytes) -> bool:
 
 
 def _highest(accepts: Callable[[int], bool], known: int) -> int:
-    """Return the highest accepted number, by bisection from `known`, which is accepted; 0 if even `MOST_VERSION` is
-    accepted."""
+    """Return the highest accepted number; 0 if even `MOST_VERSION` is accepted. The bisection begins at `known`, which
+    is accepted."""
     if accepts(MOST_VERSION):
         return 0
     low, high = known, MOST_VERSION

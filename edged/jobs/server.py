@@ -1,4 +1,4 @@
-"""The job server: forks a one-shot child for each job, so that a child need not import libraries again.
+"""The job server, which forks a one-shot child for each job, so that a child need not import libraries again.
 
 Imports take most of the processor time of a short job: a quarter of a second on a fast box, seconds on a slow one. This
 process has imported what most jobs need. It has one thread, so that a fork is safe. It does not import runtimes: each
@@ -55,7 +55,7 @@ def main() -> None:
 
 class _Server:
     def __init__(self, daemon: socket.socket, stamps: dict[str, int]) -> None:
-        """`stamps`: when each folder with imported modules was last changed, read before the import."""
+        """`stamps`: when each folder with imported modules was last changed. The times were read before the imports."""
         self._socket, self._stamps = daemon, stamps
         self._released: set[int] = set()
         daemon.settimeout(_IDLE_SECONDS)
@@ -100,7 +100,7 @@ class _Server:
 
     def _fork(self, request: Fork, files: Sequence[int]) -> int:
         """Start a child and return its pid. Wait until the child leads its own session, so that its whole group can be
-        killed. Raises OSError if the box has no free process or file descriptor."""
+        killed. Raises OSError if the limit of processes or of file descriptors is reached."""
         order = msgspec.json.decode(os.pread(files[0], request.size, 0), type=ready(Order))
         os.lseek(files[0], request.size, os.SEEK_SET)
         arguments = (str(os.getpid()), *order.arguments)
@@ -119,7 +119,8 @@ class _Server:
                 os.close(begins)
 
     def _reap(self) -> dict[int, int]:
-        """Reap the released children that have ended. Return their exit statuses by pid."""
+        """Reap the children that have ended, if the daemon has released them (`Release`). Return a mapping from the
+        pids of the reaped children to their exit statuses."""
         found = {}
         for pid in sorted(self._released):
             try:

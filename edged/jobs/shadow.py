@@ -29,8 +29,8 @@ Answer: TypeAlias = "Detections | Content"
 
 
 def shadow(job: jobs.Shadow) -> jobs.Shadowed:
-    """Compare the served answer to a frame with the reference's answer. Raises InvalidInput if the frame cannot be
-    decoded, and EngineUnusable if the runtime refuses the model or the frame."""
+    """Compare the answer that was served for a frame with the reference's answer. Raises InvalidInput if the frame
+    cannot be decoded, and EngineUnusable if the runtime refuses the model or the frame."""
     resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_seconds, job.cpu_seconds + _GRACE_SECONDS))
     data = Path(job.picture).read_bytes()
     preparer = Pictures(job.order.signature, job.recognition)
@@ -48,7 +48,9 @@ def shadow(job: jobs.Shadow) -> jobs.Shadowed:
         served = unpack(job.content)
         found, own = compare_content(family, outputs, probe.placement, thresholds, served)
     else:
-        raise InvalidInput("the served answer has no content")
+        raise InvalidInput(
+            "the served answer has no content, such as classes, that can be compared with the reference's answer"
+        )
     if job.keeps:
         _keep(job, data, pixels, found.figures, {"served": served, "reference": own})
     objects, score = (len(own), _mean_score(own)) if isinstance(own, Detections) else (0, 0.0)
@@ -71,7 +73,8 @@ def _mean_score(found: Detections) -> float:
 def _keep(
     job: jobs.Shadow, data: bytes, pixels: Image | Decoded, figures: dict[str, float], answers: dict[str, Answer]
 ) -> None:
-    """Write the frame, as it was sent or as PNG, and both answers as JSON."""
+    """Write the frame and both answers. An encoded frame is written as it was sent, raw pixels as PNG, answers as
+    JSON."""
     out = Path(job.out)
     if isinstance(pixels, Decoded):
         header = read_header(data)

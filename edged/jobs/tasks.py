@@ -172,8 +172,8 @@ def _make_golden(job: jobs.MakeGolden, report: Report) -> jobs.MadeGolden:
 def _compare_levels(job: jobs.CompareLevels, report: Report) -> jobs.ComparedLevels:
     """Compare each level of ONNX Runtime's graph optimisation with the unoptimised model.
 
-    Optimisers fuse and fold nodes, which is wrong for some models. Raises EngineUnusable if the reference answers no
-    probe.
+    Optimisers fuse and fold nodes, which makes the answers of some models wrong. Raises EngineUnusable if the reference
+    answers no probe.
     """
     from edged.backends.ort import session as ort_levels  # imports ONNX Runtime
 
@@ -184,13 +184,13 @@ def _compare_levels(job: jobs.CompareLevels, report: Report) -> jobs.ComparedLev
     matcher = matcher_for(job.recognition, job.tolerance.box_score)
     found = []
     for number, level in enumerate(ort_levels.NAMES):
-        report(jobs.Progress(f"comparing level {level}", number / len(ort_levels.NAMES)))
+        report(jobs.Progress(f"comparing answers at optimisation level {level}", number / len(ort_levels.NAMES)))
         try:
             session = ort_levels.open_at(job.order, level)
             pairs = (Pair.of(sample, session.infer(sample.inputs)) for sample in asked.samples)
             verdict = judge(pairs, job.tolerance, matcher)
         except (EngineUnusable, InvalidInput) as error:
-            verdict = Verdict(False, f"it refuses probes that the unoptimised model answers: {error}", {})
+            verdict = Verdict(False, f"this level refuses probes that the unoptimised model answers: {error}", {})
         found.append(jobs.LevelVerdict(level, verdict))
     return jobs.ComparedLevels(tuple(found))
 
@@ -221,7 +221,8 @@ def _time(job: jobs.Time, report: Report) -> jobs.Timed:
         return backend.open(msgspec.structs.replace(job.order, parallelism=form))
 
     def is_right(session: Session) -> bool:
-        """Whether the answer is right. With fewer threads the order of summation, and so the result, may differ."""
+        """Whether the session's answer is within the tolerance. The answer may differ from the reference's, because a
+        session with another number of threads sums numbers in another order."""
         return judge([_pair(sample, session, job.order.signature, report)], job.tolerance, matcher).accepted
 
     reference = registry.load(job.reference.recipe.backend).open(job.reference)
@@ -236,14 +237,14 @@ def _pair(sample: golden.Sample, session: Session, signature: Signature, report:
     except InvalidInput as error:  # a rebuilt engine would refuse these shapes too
         asked = ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in sample.inputs.items())
         where = " and ".join(PREFIX + spec.name for spec in signature.inputs if not spec.is_static)
-        advice = f"; change {where} to accept them" if where else ""
+        advice = f"; change {where} to accept these shapes" if where else ""
         raise Unsuitable(f"the engine refuses shapes that the reference accepts, {asked}: {error}{advice}") from error
     return Pair.of(sample, answer)
 
 
 def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:
-    """Return the sample for timing: the first of the user's samples and pictures, because the time may depend on the
-    content; otherwise the first sample."""
+    """Return the sample for timing. It is the first sample with values as in real requests (`USED`), because the time
+    may depend on the values. If there is no such sample, return the first sample."""
     return next((sample for sample in samples if sample.kind in USED), samples[0])
 
 

@@ -1,7 +1,8 @@
 """Times an engine against the reference: one inference at a time, and several at the same time.
 
 Engine and reference run alternately, in blocks of inferences, so that the load of the box affects both alike. Within a
-block an engine runs warm, as while it serves: without blocks, the CPU caches would contain the other engine's weights.
+block, the CPU caches contain the weights of the engine, as they do while it serves. If engine and reference alternated
+after each inference, each would find the weights of the other in the caches.
 Before each single inference there is a pause, as between two requests of a client. The runtime's threads fall asleep in
 this pause, and waking them may take longer than a small model's inference. Blocks are repeated until the ratio of the
 two times is precise enough. After each round this process sleeps, because cameras share the box.

@@ -1,8 +1,8 @@
 """Converts texts to token ids as CLIP and BERT do. Runs in a child, because tokenizer files may be hostile.
 
 A tokenizer is read from `vocab.json` and `merges.txt` (CLIP), from `vocab.txt` (BERT), or from `tokenizer.json` of
-Hugging Face's tokenizers library. The latter must have the model BPE (CLIP) or WordPiece (BERT, lower case). A
-tokenizer.json with other steps is refused: with wrong ids, the model would detect something else.
+Hugging Face's tokenizers library. `tokenizer.json` must have the model BPE (CLIP) or WordPiece (BERT, lower case). A
+file with other steps is refused: with wrong ids, the model would detect something else.
 
     CLIP   NFC, lower case, split into words; each word as the characters of its bytes, the last one with </w>, merged
            pair by pair; all pieces between <|startoftext|> and <|endoftext|>
@@ -47,15 +47,15 @@ _Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class Tokenizer(Protocol):
-    """Encodes one text as token ids, which include the tokens of start and end. Raises ConfigError if the text has
-    unknown words."""
+    """Encodes a text as token ids, with the ids of the start and end tokens around it. Raises ConfigError if the text
+    has unknown words."""
 
     def encode(self, text: str) -> tuple[int, ...]: ...
 
 
 def load(paths: Iterable[Path]) -> Tokenizer:
-    """Read a tokenizer from files, by their names (see the module). Raises ConfigError if they are not those of a
-    tokenizer of CLIP or BERT, or cannot be read."""
+    """Read a tokenizer from files. The file names decide the format (see the module's docstring). Raises ConfigError if
+    the files cannot be read, or do not belong to a tokenizer of CLIP or BERT."""
     files = {path.name: path for path in paths}
     if JSON in files:
         return _from_json(_json(files[JSON], _File))
@@ -68,7 +68,7 @@ def load(paths: Iterable[Path]) -> Tokenizer:
         if any(word != word.lower() for word in words if not word.startswith("[")):
             raise ConfigError(f"{WORDS} has words in upper case; only vocabularies in lower case are supported")
         return Bert({word.rstrip("\r"): number for number, word in enumerate(words) if word})
-    raise ConfigError(f"no tokenizer: {JSON}, {VOCABULARY} with {MERGES}, or {WORDS} is needed")
+    raise ConfigError(f"no tokenizer was found: {JSON}, {VOCABULARY} with {MERGES}, or {WORDS} is needed")
 
 
 class Clip:
@@ -199,7 +199,7 @@ def _unknown(word: str, text: str) -> ConfigError:
 def _ids_of(names: tuple[str, str], vocabulary: Mapping[str, int]) -> tuple[int, int]:
     missing = next((name for name in names if name not in vocabulary), None)
     if missing is not None:
-        raise ConfigError(f"the tokenizer's vocabulary has no {missing}, so it is not one of CLIP or BERT")
+        raise ConfigError(f"the tokenizer's vocabulary lacks {missing}, so the tokenizer is neither CLIP's nor BERT's")
     return vocabulary[names[0]], vocabulary[names[1]]
 
 
@@ -252,7 +252,7 @@ def _from_json(file: _File) -> Tokenizer:
         return Bert({**model.vocab, **added})
     steps = ", ".join((model.type, *sorted(normal.names()), *sorted(split.names())))
     raise ConfigError(
-        f"{JSON} is neither of CLIP nor of BERT in lower case (it has {steps[:200]}); give token ids: prompts ="
+        f"{JSON} is no tokenizer of CLIP, or of BERT in lower case (steps: {steps[:200]}); give token ids: prompts ="
         ' "a cat [49406 320 2368 49407]"'
     )
 

@@ -2,8 +2,8 @@
 
     opset -> operators -> session -> inference
 
-The inputs are the user's samples. If the model answers none of them, the inputs are the generated probes (`probes.py`)
-except those with values far outside the usual range.
+The inputs are the user's samples. If the model answers none of them, the inputs are generated probes (`probes.py`).
+Probes of kind WIDE, whose values are far outside the range that a model is made for, are not used.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
 
 
 def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: str) -> Finding | None:
-    """Check the opset and IR versions against those that the runtime supports."""
+    """Check whether the runtime supports the opsets and the IR version of the model."""
     if (known.newest_ir and job.ir_version > known.newest_ir) or job.ir_version > MOST_VERSION:
         message = (
             f"IR version {job.ir_version} is newer than {title} supports ({known.newest_ir or 'no known version'})"
         )
-        remedy = f"write it with ir_version {known.newest_ir or 10} or older, {_CONVERT}"
+        remedy = f"write the model with ir_version {known.newest_ir or 10} or older, {_CONVERT}"
         return Finding(Stage.OPSET, Category.IR_TOO_NEW, message, remedy)
     for domain, version in job.opsets.items():
         own = domain == "ai.onnx"
@@ -102,8 +102,8 @@ def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: 
 
 
 def _newest_of(backend: Backend, domain: str, version: int) -> int:
-    """Return the newest version of a domain that the runtime supports; 0 if it supports any, or if `version` is not
-    plausible."""
+    """Return the newest version of a domain that the runtime supports; 0 if it supports every version, or if
+    `version` is not plausible."""
     if not 1 <= version <= MOST_VERSION:
         return 0
     return newest_of(backend, domain)
@@ -128,7 +128,7 @@ def operators(job: jobs.Check, backend: Backend, title: str) -> Finding | None:
         version = job.opsets.get(domain)
         if version is not None and domain == "ai.onnx" and since > version:
             message = (
-                f"node {node[:100]!r} uses {name}, which ONNX has from opset {since} on; the model declares {version}"
+                f"node {node[:100]!r} uses {name}, which ONNX has from opset {since} on; the model has opset {version}"
             )
             remedy = f"export it with opset {since} or newer"
             return Finding(Stage.OPERATORS, Category.UNKNOWN_OPERATOR, message, remedy, node)
@@ -141,7 +141,7 @@ def _called(node: str) -> str:
 
 
 def _unknown_domain(domain: str, name: str, node: str, title: str) -> Finding:
-    message = f"{_called(node)} uses {name[:100]} of domain {domain[:100]!r}, which {title} does not have"
+    message = f"{_called(node)} uses {name[:100]} of domain {domain[:100]!r}, an operator that {title} does not have"
     remedy = _REMEDIES.get(domain, "export it with standard ONNX operators")
     return Finding(Stage.OPERATORS, Category.UNKNOWN_DOMAIN, message, remedy, node)
 
@@ -170,12 +170,12 @@ def refused(job: jobs.Check, error: EngineUnusable, title: str) -> Finding:
         message = f"{where}{title} has no {error.operator[:100]} for these types or this opset"
         remedy = "cast to FP32 around it, or export it with another opset"
         if error.operator.endswith(_PLUGIN):
-            remedy = "it is a TensorRT plugin: export without it; edged does the postprocessing of detectors itself"
+            remedy = "this is a TensorRT plugin: export without it; edged does the postprocessing of detectors itself"
         return Finding(Stage.OPERATORS, Category.NOT_IMPLEMENTED, message, remedy, node)
     if error.why == "too_much_memory":
         return _no_memory(Stage.SESSION, str(error), node)
     if error.why == "shape_outside":
-        remedy = "save it again with small tensors in the model's file, as onnx.save does without size_threshold=0"
+        remedy = "save the model again with small tensors in its file, as onnx.save does without size_threshold=0"
         return Finding(Stage.SESSION, Category.REFUSED, str(error), remedy, node)
     return Finding(Stage.SESSION, Category.REFUSED, str(error), "", node)
 
@@ -190,9 +190,9 @@ def _no_memory(stage: Stage, message: str, node: str = "") -> Finding:
 def inference(
     job: jobs.Check, recognition: Recognition, session: Session, answers: Callable[[], None]
 ) -> tuple[Finding | None, tuple[Finding, ...]]:
-    """Run the user's samples. If the model answers no sample, run generated inputs of one shape after the other, until
-    the model answers a shape. Then run drawn pictures, until it answers one of them. More inputs could keep a valid
-    model busy for a long time.
+    """Run the user's samples. If the model answers no sample, run generated inputs, one shape after the other. Stop
+    after the first shape with an answered input. Then run pictures that edged draws, until the model answers one of
+    them. More inputs could keep a valid model busy for a long time.
 
     `answers` is called after each answer. Returns the finding (None if an input was answered) and the warnings."""
     answered: set[str] = set()
@@ -216,21 +216,22 @@ def inference(
             try:
                 warnings += _implausible(recognition, answer)
             except MemoryError:  # raised by the code that decodes
-                message = f"reading its outputs with {recognition.other_family or 'its family'} needs more memory than"
+                message = f"decoding the outputs with {recognition.other_family or 'the family'} needs more memory than"
                 return _no_memory(Stage.INFERENCE, f"{message} allowed"), ()
         answered.add(probe.kind)
         has_given = has_given or bool(name)
     if answered:
         return None, tuple(warnings)
     if first is None:
-        message = "no golden input fits the model's declared shapes"
+        message = "no test input (golden input) fits the model's declared shapes"
         remedy = "export it with smaller fixed dimensions, or set preprocess.* or profile.INPUT"
         return Finding(Stage.INFERENCE, Category.FAILED, message, remedy), ()
     reason = " ".join(str(first).split()) or type(first).__name__
     whole = str(first.__cause__ or first)  # the runtime's complete message; the error has only its beginning
     if isinstance(first, MemoryError) or any(words in whole for words in _MEMORY):
-        return _no_memory(Stage.INFERENCE, f"running it needs more memory than allowed: {reason[:300]}"), ()
-    return Finding(Stage.INFERENCE, Category.FAILED, f"the model answers no golden input: {reason[:300]}", _GIVE), ()
+        return _no_memory(Stage.INFERENCE, f"running the model needs more memory than allowed: {reason[:300]}"), ()
+    message = f"the model answers none of its test inputs (golden inputs): {reason[:300]}"
+    return Finding(Stage.INFERENCE, Category.FAILED, message, _GIVE), ()
 
 
 def _batch_gain(job: jobs.Check, recognition: Recognition, session: Session) -> float:
@@ -269,7 +270,7 @@ def _as_it_is(probe: Probe) -> Probe:
 
 
 def _not_answered(sample: str, error: Exception) -> Finding:
-    """Return the warning that a model does not answer a sample, so that the sample cannot verify engines."""
+    """Return the warning that a model does not answer a sample. Such a sample is not used to verify engines."""
     reason = " ".join(str(error).split())
     message = (
         reason if reason.startswith("sample ") else f"the model does not answer sample {sample[:80]}: {reason[:300]}"

@@ -1,6 +1,7 @@
 """Runs the unoptimised model on one picture and decodes the outputs with several families, to show which one is right.
 
-The model is opened once. It runs once for each preprocessing, because the colours, scales and fits of families differ.
+The model is opened once. It runs once for each preprocessing, because families need different inputs. The inputs differ
+in the order of the colours, in the scale of the values, and in how a picture is fitted into the input.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ def try_families(job: jobs.TryFamilies) -> jobs.TriedFamilies:
     """Return what each family finds in the picture, and the contact sheet.
 
     If a family cannot decode the outputs, or if the runtime refuses the family's input, the result of this family is
-    an error. Raises InvalidInput if the picture cannot be read, and EngineUnusable if the runtime cannot run a model
-    before an engine is built.
+    an error. Raises InvalidInput if the picture cannot be read, and EngineUnusable if the runtime can run only built
+    engines, not the model itself.
     """
     pixels = read_sample(Path(job.picture))
     session = registry.load(job.order.recipe.backend).trial(job.order)
     if session is None:
-        raise EngineUnusable("this runtime cannot run a model before an engine is built")
+        raise EngineUnusable(f"{job.order.recipe.backend} can run only built engines, not the model itself")
     small, found = fit(pixels), dict[int, tuple[jobs.TriedFamily, Image]]()
     for group in _by_feed(job.candidates):
         outputs: Mapping[str, Array] | str
@@ -71,7 +72,8 @@ def _run(session: Session, job: jobs.TryFamilies, number: int, pixels: Image) ->
 def _tried(
     outputs: Mapping[str, Array] | str, recognition: Recognition, picture: Image
 ) -> tuple[jobs.TriedFamily, Image]:
-    """Decode the outputs and draw the result on the picture of a tile, or return the error."""
+    """Decode the outputs and draw the result on `picture`, which becomes a tile of the contact sheet. If the outputs
+    cannot be decoded, return the error and `picture` as it is."""
     if isinstance(outputs, str):
         return jobs.TriedFamily(error=outputs), picture
     try:

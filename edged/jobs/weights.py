@@ -37,7 +37,8 @@ def element_count(tensor: TensorProto) -> int:
 
 
 def byte_size(tensor: TensorProto) -> int | None:
-    """Return the bytes of a tensor's values; None if its type has no fixed size, or a type or size is invalid."""
+    """Return the bytes of a tensor's values; None if the type has no fixed size, or if the type or a dimension is
+    invalid."""
     bits = BITS.get(tensor.data_type)
     if bits is None or any(size < 0 for size in tensor.dims):
         return None

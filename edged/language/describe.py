@@ -1,7 +1,8 @@
-"""Descriptions of what cameras see: a rule watches a camera's detections, and sends the best frame to a language model.
+"""Describes what cameras see. A rule watches a camera's detections, and sends the best frame to a language model.
 
 A rule makes at most one description per `every_seconds`, and one at a time. Descriptions have the lowest priority: they
-wait for all chats. A frame is copied only if a rule's next description may be due within the rule's `seconds`.
+wait for all chats. A description shows the best frame of a period of `seconds`. Therefore the rule copies no frames in
+the first `every_seconds` minus `seconds` after a description.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Watch:
         return True
 
     def see(self, frame: Tapped, score: float | None, now: float) -> Tapped | None:
-        """Record a frame. `score` is the best score of the rule's classes in this frame, None if they are not in it.
-        Return the frame to describe, or None if no description is due."""
+        """Record a frame. `score` is the best score of the rule's classes in this frame, None if the frame shows none
+        of them. Return the frame to describe, or None if no description is due."""
         interval = now - self._shown
         is_interrupted = interval > max(_GAP_SECONDS, _MOST_INTERVALS * min(self._intervals))
         self._shown = now
@@ -82,7 +83,8 @@ class Describer:
     def __init__(
         self, find: Callable[[str], PlannedLanguageModel], emit: Callable[[What, str], None], tasks: TaskGroup
     ) -> None:
-        """`give` may be set later: it is called with the camera, the rule and the text of each description."""
+        """The attribute `give` may be set later. `give` is called with the camera, the rule and the text of each
+        description."""
         self.give: Callable[[str, str, str], None] = lambda camera, rule, text: None
         self._find, self._emit, self._tasks = find, emit, tasks
         self._watches: dict[str, Watch] = {}
@@ -138,7 +140,7 @@ class Describer:
                     text += each.text
         except EdgedError as error:
             if self.problems.get(name) != str(error):
-                _LOG.warning("describe.%s: no description: %s", name, error)
+                _LOG.warning("rule describe.%s gives no description: %s", name, error)
             if name in self._watches:  # the rule may have been removed meanwhile
                 self.problems[name] = str(error)
             return
@@ -171,8 +173,8 @@ def _listed(frame: Tapped) -> str:
 
 
 def _encoded(frame: Tapped) -> bytes:
-    """Return the frame's data as it is if it was sent encoded (without a pixel format), otherwise as JPEG. Raises
-    InvalidInput if it cannot be encoded."""
+    """Return the frame as an encoded picture. A frame without a pixel format is already encoded and is returned
+    unchanged. Raw pixels are encoded as JPEG. Raises InvalidInput if the frame cannot be encoded."""
     if not frame.pixel_format:
         return frame.data
     from edged.vision import draw, image  # OpenCV, which few daemons need

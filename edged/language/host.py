@@ -1,5 +1,5 @@
-"""The daemon's end of a host of a language model: starts the host, passes on its texts, and ends a host that hangs or
-uses too much memory."""
+"""Controls the host of a language model from the daemon: starts the host, passes on its texts, and ends a host that
+hangs or uses too much memory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ class LanguageHost:
                 command, f"language host {model}", decoder, m.LARGEST_ANSWER, model=model
             )
         except OSError as error:
-            raise HostLost(f"language host {model} could not be started: {error.strerror or error}") from error
+            raise HostLost(
+                f"the host of language model {model} could not be started: {error.strerror or error}"
+            ) from error
         host._process.send(m.Open(form.runtime, how))
         host._life = tasks.keep(f"language host {model}", host._live)
         try:
@@ -88,8 +90,9 @@ class LanguageHost:
         return len(self._requests)
 
     async def generate(self, wanted: Generation, stop: tuple[str, ...] = ()) -> AsyncGenerator[m.Text, None]:
-        """Yield the parts of an answer; the last part has a `reason`. The answer ends before the first of the texts in
-        `stop`. Closing the generator ends the request. Raises the host's error, or HostLost if the host ends."""
+        """Yield the parts of an answer; the last part has a `reason`. If a text in `stop` occurs in the answer, the
+        answer ends before this text. Closing the generator ends the request. Raises the host's error, or HostLost if
+        the host ends."""
         if self.lost or self._process is None:
             raise HostLost(f"the language host {self.lost}")
         number: int = next(self._numbers)

@@ -133,7 +133,7 @@ class PlannedLanguageModel:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether the newest content serves."""
+        """Whether the model is served with its newest content."""
         return self._is_judged and self.problem is None and self.state is LanguageState.READY
 
     @property
@@ -144,7 +144,7 @@ class PlannedLanguageModel:
 
     @property
     def context(self) -> int:
-        """The most tokens of a prompt and its answer together; 0 if unknown."""
+        """The maximum number of tokens of a prompt and its answer together; 0 if unknown."""
         if self.host is not None and self.host.opened.context:
             return self.host.opened.context
         return self.files.limit(self.settings) if self.files is not None else 0
@@ -177,13 +177,14 @@ class PlannedLanguageModel:
     async def generate(
         self, wanted: Generation, stop: tuple[str, ...] = (), client: str = "", *, is_low: bool = False
     ) -> AsyncGenerator[m.Text, None]:
-        """Yield the parts of an answer; the last part has the `reason` for the end. The answer ends before the first of
-        the texts in `stop`. Clients take turns; `client` names the client of this request.
+        """Yield the parts of an answer; the last part has the `reason` for the end. If a text in `stop` occurs in the
+        answer, the answer ends before this text. Clients take turns; `client` names the client of this request.
 
         If the host is lost before the first part, the request is tried once more. A request with guidance or pictures
         is not tried again, because these may have ended the host.
 
-        Raises Overloaded, NotReady, DeadlineExceeded, HostLost, and InvalidInput if the request cannot be generated.
+        Raises Overloaded, NotReady, DeadlineExceeded or HostLost. Raises InvalidInput if the host cannot generate an
+        answer to the request.
         """
         # A task generates the answer: otherwise a slow reader would keep its turn, and escape the time limit.
         made: asyncio.Queue[m.Text | EdgedError | None] = asyncio.Queue()  # bounded by the tokens of an answer
@@ -256,7 +257,7 @@ class PlannedLanguageModel:
         except asyncio.TimeoutError:
             raise DeadlineExceeded(
                 f"an answer of model {self.entry.name!r} took longer than {self.settings.seconds:g} s; ask for fewer"
-                " tokens, or raise the model's setting limits.seconds"
+                " tokens, or raise the model's setting 'limits.seconds'"
             ) from None
 
     async def _ready_host(self, end: float) -> LanguageHost:
@@ -273,8 +274,8 @@ class PlannedLanguageModel:
                 raise NotReady(f"model {self.entry.name!r} is being loaded{why}; try again")
             if now >= end:
                 raise DeadlineExceeded(
-                    f"model {self.entry.name!r} is being loaded{why}, and a request may take"
-                    f" {self.settings.seconds:g} s; try again, or raise the model's setting limits.seconds"
+                    f"model {self.entry.name!r} is being loaded{why}; the request waited for"
+                    f" {self.settings.seconds:g} s; try again, or raise the model's setting 'limits.seconds'"
                 )
             self._moved.clear()
             await tasks.until_set(self._moved, min(1.0, end - now, patience - now))
@@ -348,9 +349,9 @@ class PlannedLanguageModel:
         self._swap(host, wanted, known)
 
     def _usable(self, files: LanguageFiles, settings: LanguageSettings) -> dict[Form, str]:
-        """Return the forms of the model that this box can open, and the version of the runtime of each. A form is a
-        runtime and the file that it opens. Raises ConfigError if the settings do not fit the files, Unsupported without
-        a runtime."""
+        """Return the forms of the model that this box can open, each with the version of its runtime. A form is a
+        runtime and the file that the runtime opens. Raises ConfigError if the settings do not fit the files, and
+        Unsupported if no suitable runtime is installed."""
         language.check_fits(files, settings)
         facts = self._box.facts()
         found = {form: version for form in files.forms if (version := registry.version(form.runtime, facts))}
@@ -360,12 +361,14 @@ class PlannedLanguageModel:
             names = " or ".join(
                 registry.TITLES[form.runtime] for form in files.forms if settings.runtime in ("", form.runtime)
             )
-            raise Unsupported(f"the model needs {names}, which is not installed; {packages.install_extra('genai')}")
+            raise Unsupported(
+                f"the model needs {names}, but no such runtime is installed: {packages.install_extra('genai')}"
+            )
         return found
 
     async def _choose(self, files: LanguageFiles, settings: LanguageSettings, usable: Mapping[Form, str]) -> _Wanted:
-        """Return the properties of the host that should serve, for the only usable form or for the fastest one. Measure
-        the speeds that are not known."""
+        """Return the properties of the host that should serve. If several forms are usable, measure the speeds that are
+        not known, and choose the fastest form."""
         wanted = [
             _Wanted(form, version, self.digest, self._opening(form, files, settings), settings.memory_mb)
             for form, version in usable.items()
@@ -443,13 +446,13 @@ class PlannedLanguageModel:
         held = round(memory.used_mb(serving.pid)) if serving is not None else 0
         if available and needed + _SPARE_MB > available + held:
             raise OutOfMemory(
-                f"the model needs about {needed} MiB of memory, and {available + held} MiB are free; lower its setting"
-                f" {language.CONTEXT} ({files.limit(settings)}) or {language.REQUESTS} ({settings.requests}), or free"
-                " memory"
+                f"the model needs about {needed} MiB of memory, but only {available + held} MiB are free; lower the"
+                f" model's setting {language.CONTEXT!r} (now {files.limit(settings)}) or {language.REQUESTS!r} (now"
+                f" {settings.requests}), or free memory"
             )
         if serving is not None and needed + _SPARE_MB > available:
             _LOG.warning(
-                "model %s: %d MiB are free, and another host needs about %d MiB; the one that serves is stopped first",
+                "model %s: %d MiB are free, but a second host needs about %d MiB; the serving host is stopped first",
                 *(self.entry.name, available, needed),
             )
             self.host = self._serving = None
@@ -498,7 +501,7 @@ class PlannedLanguageModel:
         self.problem = error
         if not is_new:
             return
-        continues = "; its previous version continues to serve" if self.state is LanguageState.READY else ""
+        continues = "; the previous version continues to serve" if self.state is LanguageState.READY else ""
         _LOG.warning("model %s cannot be served: %s%s", self.entry.name, error, continues)
         self._box.events.emit(ModelRefusedEvent(str(error)), self.entry.name)
 
@@ -507,8 +510,8 @@ class PlannedLanguageModel:
         host, self.host, self._serving = self.host, None, None
         if host is None:
             return
-        self.problem = HostLost(f"its host {host.lost}; it is started again")
-        _LOG.warning("model %s: its host (pid %d) %s", self.entry.name, host.pid, host.lost)
+        self.problem = HostLost(f"the model's host {host.lost}; edged starts a new host")
+        _LOG.warning("model %s: the host (pid %d) %s; edged starts a new host", self.entry.name, host.pid, host.lost)
         self._box.events.emit(HostLostEvent(host.form.runtime, host.lost), self.entry.name)
         self._move()
 

@@ -16,7 +16,8 @@ _LOG = logging.getLogger("edged.language")
 
 
 class LanguageModels:
-    """The language models to be served, by entry name: NAME, or NAME:VERSION for further versions."""
+    """The language models to serve. `models` maps entry names to models. An entry name is NAME, or NAME:VERSION for a
+    further version."""
 
     def __init__(self, box: Box) -> None:
         self.models: dict[str, PlannedLanguageModel] = {}
@@ -43,8 +44,8 @@ class LanguageModels:
         return is_changed
 
     def find(self, name: str, version: str = "") -> PlannedLanguageModel | None:
-        """Return a model, or its given version. Return None if no language model has this name. `name` may also be
-        NAME:VERSION. Raises ModelNotFound if the model has no such version."""
+        """Return the model `name`, or its version `version` if one is given. Return None if no language model has this
+        name. `name` may also be NAME:VERSION. Raises ModelNotFound if the model has no such version."""
         if not version and name not in self.models:
             name, version = split_name(name)
         planned = self.models.get(name)
@@ -52,7 +53,8 @@ class LanguageModels:
             return planned
         further = self.models.get(versioned_name(name, version))
         if further is None:
-            raise ModelNotFound(f"model {name[:80]!r} has no version {version[:20]}; available: {planned.version}")
+            known = ", ".join(self.versions(planned.entry.model))
+            raise ModelNotFound(f"model {name[:80]!r} has no version {version[:20]}; available: {known}")
         return further
 
     def require(self, name: str) -> PlannedLanguageModel:
@@ -62,11 +64,11 @@ class LanguageModels:
         planned = self.find(name) if name else None
         if planned is None:
             known = ", ".join(sorted(self.models)) or "none"
-            raise ModelNotFound(f"no language model {name[:80]!r}; available: {known}")
+            raise ModelNotFound(f"no language model is named {name[:80]!r}; available: {known}")
         return planned
 
     def versions(self, name: str) -> list[str]:
-        """Return the versions of a model that are served, the lowest first."""
+        """Return the version numbers of a model that the daemon should serve, the lowest first."""
         return sorted((each.version for each in self.models.values() if each.entry.model == name), key=int)
 
     def device_changed(self) -> None:
@@ -81,7 +83,9 @@ class LanguageModels:
                 continue
             is_ready = planned.state is LanguageState.READY
             word = (
-                "changed on disk and cannot be served; its previous version serves" if is_ready else "cannot be served"
+                "cannot be served with its newest files and runtime; the previous ones continue to serve"
+                if is_ready
+                else "cannot be served"
             )
             yield name, f"model {name} {word}: {planned.problem}"
 
@@ -93,7 +97,7 @@ class LanguageModels:
 
     @property
     def are_ready(self) -> bool:
-        """Whether every model except the refused ones is ready."""
+        """Whether every model is ready or refused, so that none is still being loaded."""
         return all(planned.state is not LanguageState.LOADING for planned in self.models.values())
 
     async def stop(self) -> None:

@@ -1,5 +1,6 @@
 """Measures and stores the answers and the speed of each runtime for a language model. The answers verify a new version
-of a runtime. The speed decides which runtime serves. The key of both is the digest of the model's content."""
+of a runtime. The speed decides which runtime serves. The answers and the speeds are stored under the digest of the
+model's content."""
 
 from __future__ import annotations
 
@@ -40,13 +41,14 @@ class Figures(msgspec.Struct, frozen=True):
     tokens_per_s: float
 
     def seconds(self) -> float:
-        """Return the seconds that an answer of 64 tokens takes, by which runtimes are compared."""
+        """Return the seconds that an answer of 64 tokens takes. Runtimes are compared by this time."""
         return self.first_s + 64 / self.tokens_per_s
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """The stored answers and speeds of a model, by runtime. `versions` has the version that generated the `answers`.
-    `measured` has the version and the number of threads for which the `figures` were measured."""
+    """The stored answers and speeds of a model. Each field maps names of runtimes to values. `versions` has the version
+    that generated the `answers`. `measured` has the version and the number of threads for which the `figures` were
+    measured."""
 
     versions: dict[str, str] = {}
     answers: dict[str, tuple[str, ...]] = {}
@@ -88,8 +90,9 @@ def require_equal(before: Sequence[str], now: Sequence[str], old: str, new: str)
     if equal < _LEAST_EQUAL:
         different = next((pair for pair in zip(before, now, strict=True) if pair[0] != pair[1]), ("", ""))
         raise EngineUnusable(
-            f"the answers of version {new} differ from those of version {old}: only {equal:.0%} are equal;"
-            f" for example, {different[1]!r} instead of {different[0]!r}"
+            f"version {new} of the runtime answers differently from version {old}: only {equal:.0%} of the test answers"
+            f" begin alike, and one answer is {different[1]!r} instead of {different[0]!r}; to accept the new answers,"
+            " set the model's setting 'language.verify' to false"
         )
 
 
@@ -106,7 +109,8 @@ async def measure(host: LanguageHost) -> Figures:
 
 
 async def ask(host: LanguageHost, question: str, tokens: int) -> tuple[str, float, float, int]:
-    """Return (text, seconds to the first token, seconds after it, tokens) of a greedy answer."""
+    """Generate a greedy answer. Return the text, the seconds until the first token, the seconds from there to the end,
+    and the number of tokens."""
     began = time.monotonic()
     messages = json.dumps([{"role": "user", "content": question}]) if host.opened.has_template else ""
     wanted = Generation(messages, prompt="" if messages else question, most_tokens=tokens)

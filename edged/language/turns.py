@@ -1,5 +1,5 @@
-"""The queue of a language model: which request is generated next. Clients take turns, so that a client with many
-requests does not delay the others. Requests of low priority wait until no other request waits."""
+"""The queue of a language model: it decides which request is answered next. Clients take turns, so that a client
+with many requests does not delay the others. Requests of low priority wait until no other request waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edged.tasks import at_most
 
 
 class Waiting:
-    """The waiting requests of all clients. Pure: it decides, and `Turns` acts."""
+    """The waiting requests of all clients. Pure: it decides which request is next, and `Turns` starts that request."""
 
     def __init__(self) -> None:
         self._clients: dict[bool, OrderedDict[str, deque[asyncio.Future[None]]]] = {
@@ -43,7 +43,7 @@ class Waiting:
         return None
 
     def discard(self, turn: asyncio.Future[None]) -> None:
-        """Remove a request that no longer waits."""
+        """Remove a request whose caller no longer waits. Do nothing if the request is no longer in the queue."""
         for clients in self._clients.values():
             for client, queue in list(clients.items()):
                 if turn in queue:
@@ -56,7 +56,7 @@ class Waiting:
 
 
 class Turns:
-    """Lets at most `most` requests be generated at once, and at most `waiting` wait."""
+    """Allows at most `most` answers to be generated at once, and at most `waiting` requests to wait."""
 
     def __init__(self, most: int, waiting: int) -> None:
         self.most, self.waiting = most, waiting
@@ -72,13 +72,13 @@ class Turns:
     async def turn(
         self, client: str, model: str, seconds: float = math.inf, *, is_low: bool = False
     ) -> AsyncGenerator[None, None]:
-        """Wait for a turn of `client`, and hold it. Raises Overloaded if too many requests wait, DeadlineExceeded if
-        the turn does not come within `seconds`."""
+        """Wait for a turn of `client`, and hold the turn until the context ends. Raises Overloaded if too many requests
+        wait, DeadlineExceeded if the turn does not come within `seconds`."""
         if self.running >= self.most or self.queued:
             if self.queued >= self.waiting:
                 raise Overloaded(
-                    f"model {model!r} generates {self.running} answers, and {self.queued} requests wait, as many as"
-                    " language.waiting allows; try again later"
+                    f"the queue of model {model!r} is full: {self.queued} requests wait, the limit of setting"
+                    f" 'language.waiting', and {self.running} answers are being generated; try again later"
                 )
             turn = asyncio.get_running_loop().create_future()
             self._queue.add(client, turn, is_low=is_low)
@@ -88,8 +88,8 @@ class Turns:
             except asyncio.TimeoutError:
                 self._leave(turn)
                 raise DeadlineExceeded(
-                    f"a request of model {model!r} waited for {seconds:g} s without a turn; try again later, or"
-                    " raise the model's setting limits.seconds"
+                    f"a request to model {model!r} waited in the queue for {seconds:g} s, the time limit; try again"
+                    " later, or raise the model's setting 'limits.seconds'"
                 ) from None
             except BaseException:
                 self._leave(turn)

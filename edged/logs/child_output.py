@@ -26,8 +26,8 @@ _LEVELS = {"V": logging.DEBUG, "D": logging.DEBUG, "I": logging.INFO, "W": loggi
 
 
 class ChildLogForwarder:
-    """Splits a child's output into lines and logs them; lines with a higher level than `most` are logged at level
-    `most`."""
+    """Splits a child's output into lines and logs them. `most` is the highest level: lines with a higher level are
+    logged at this level."""
 
     def __init__(self, child: str, most: int = logging.ERROR, **about: str) -> None:
         self._log = logging.getLogger(f"edged.{child.replace(' ', '.')}")
@@ -77,8 +77,8 @@ class ChildLogForwarder:
 class Pipe:
     """A pipe for a child's standard error. The event loop reads bytes as they arrive, so that the child never waits.
 
-    Create it in the event loop, before the child starts. `child` is the child's end; `started` closes the daemon's copy
-    of it.
+    Create it in the event loop, before the child starts. `child` is the file descriptor of the child's end; `started`
+    closes the daemon's copy of this descriptor.
     """
 
     def __init__(self, forwarder: ChildLogForwarder) -> None:

@@ -26,7 +26,7 @@ _WORD = re.compile(r"\b(model|engine|camera) $")
 
 def about(record: logging.LogRecord) -> dict[str, str]:
     """Return the fields of a record (model, camera and so on) by name. They come from the record's `extra` and from its
-    template: the argument after the word model, engine or camera is the field with this name."""
+    template: an argument after the word model, engine or camera is the value of the field with this name."""
     found: dict[str, str] = {}
     if isinstance(record.msg, str) and isinstance(record.args, tuple):
         for name, index in _named(record.msg):
@@ -41,8 +41,8 @@ def about(record: logging.LogRecord) -> dict[str, str]:
 
 @lru_cache(maxsize=512)
 def _named(template: str) -> tuple[tuple[str, int], ...]:
-    """Return the name and index of each argument of a template that follows the word model, engine or camera. The word
-    is the name. If a name occurs twice, the first index counts."""
+    """Find the arguments of a template that stand after the word model, engine or camera. Return the word and the index
+    of each such argument. If a word occurs twice, return the first index."""
     found: dict[str, int] = {}
     index = 0
     for place in _PLACE.finditer(template):

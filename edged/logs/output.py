@@ -87,7 +87,7 @@ class Repetition:
 
     @property
     def next_due(self) -> float | None:
-        """Return the latest time at which `due` must be called; None while no record is held."""
+        """The time at which `due` must be called next; None while no record is held."""
         return next(iter(self._spells.values())).since + _SPELL_SECONDS if self._holding else None
 
     def _end(self, key: Hashable, now: float) -> list[logging.LogRecord]:
@@ -99,12 +99,12 @@ class Repetition:
 
 
 def kind(record: logging.LogRecord) -> Hashable:
-    """Return a key that is equal for similar records. It contains the logger and the level. If the caller set `alike`,
-    the key contains only `alike` in addition.
+    """Return a key that is equal for similar records. If the caller set `alike`, the key consists of the logger, the
+    level and `alike`.
 
-    Otherwise the key also contains the place where the exception was raised. For the loggers in `_DECISIONS`, it also
-    contains the whole line. For other loggers, it contains the template, the model and the engine, but no other
-    arguments.
+    Otherwise the key contains the logger, the level and the place where the exception was raised. For the loggers in
+    `_DECISIONS`, the key also contains the line. For other loggers, the key also contains the template of the line, the
+    model and the engine, but no other arguments.
     """
     who = record.name, record.levelno
     alike = getattr(record, "alike", None)
@@ -187,7 +187,7 @@ class Journal:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
                 self._socket.settimeout(_SECONDS)
             if self.lost:
-                message = f"{self.lost:,} lines were lost: the journal was too busy"
+                message = f"{self.lost:,} lines were lost from this log: the journal was too busy"
                 lost = logging.LogRecord("edged", logging.WARNING, __file__, 0, message, None, None)
                 self._socket.sendto(entry(lost), self._address)
                 self.lost = 0
@@ -329,4 +329,8 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
     if failed.exc_value is not None:
         error = failed.exc_type, failed.exc_value, failed.exc_traceback
     name = failed.thread.name if failed.thread is not None else "without a name"
-    _LOG.error("the thread %s ended with an unexpected error", name, exc_info=error)
+    _LOG.error(
+        "the thread %s ended with an unexpected error; its work may be missing until the daemon is restarted",
+        name,
+        exc_info=error,
+    )

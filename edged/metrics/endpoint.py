@@ -52,12 +52,12 @@ class Endpoint:
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE  # asyncio's own message contains the address as a tuple
             why = "the port is in use" if taken else error.strerror or str(error)
-            raise ConfigError(f"[metrics] cannot listen on {self._listen}: {why}; choose another") from error
+            raise ConfigError(f"[metrics] cannot listen on {self._listen}: {why}; choose another address") from error
         bound = self._server.sockets[0].getsockname()[1]
         return f"http://{f'[{host}]' if ':' in host else host}:{bound}{_PATH}"
 
     async def stop(self, grace: float) -> None:
-        """Accept no more scrapes; let running ones end within `grace` seconds."""
+        """Accept no more scrapes. Wait up to `grace` seconds for running scrapes, and cancel the rest."""
         if self._server is not None:
             self._server.close()
         if self._connections:

@@ -107,7 +107,7 @@ class Scraper:
         self._lock = asyncio.Lock()
 
     async def scrape(self, accept: str, compressed: bool) -> tuple[bytes, str]:
-        """Return the text and its content type, chosen by the request's `Accept` header."""
+        """Return the metrics as text, and the content type, which depends on the request's `Accept` header."""
         async with self._lock:
             readings = await asyncio.to_thread(self._sensors.read)
             samples = self._gathered()
@@ -155,7 +155,8 @@ class Scraper:
 
 
 def model(samples: Samples, name: str, planned: PlannedModel, ready: Readiness, raised: tuple[Alarm, ...]) -> None:
-    """Collect one model: readiness, requests, times. `raised` has the alarms of all models, not only this one's."""
+    """Collect one model: readiness, requests, times. `raised` has the alarms of all models, not only of this
+    model."""
     slot, statistics = planned.slot, planned.slot.statistics
     _served(samples, name, statistics, ready, raised)
     if answering := planned.answering:
@@ -171,7 +172,7 @@ def model(samples: Samples, name: str, planned: PlannedModel, ready: Readiness, 
 def ensemble(
     samples: Samples, name: str, planned: PlannedEnsemble, ready: Readiness, raised: tuple[Alarm, ...]
 ) -> None:
-    """Collect one ensemble. Samples about queues and engines belong to its models."""
+    """Collect one ensemble. The metrics of queues and engines are collected for the models of the ensemble."""
     _served(samples, name, planned.statistics, ready, raised)
 
 
@@ -229,7 +230,7 @@ def engines(samples: Samples, name: str, planned: PlannedModel) -> None:
 
 
 def pipelines(samples: Samples, controller: Controller) -> None:
-    """Collect pipelines. Every outcome has a sample."""
+    """Collect the states and counts of pipelines. The count of an outcome that has not occurred is 0."""
     for name, ready in controller.pipelines.readiness(controller.health).items():
         counts = controller.pipelines.counts[name]
         samples.put(names.PIPELINE_READY, ready.is_ready, name)
@@ -241,7 +242,7 @@ def pipelines(samples: Samples, controller: Controller) -> None:
 
 
 def drift(samples: Samples, watched: Mapping[str, Watched]) -> None:
-    """Collect the checks for drift. Every outcome has a sample."""
+    """Collect the checks for drift. The count of an outcome that has not occurred is 0."""
     for name, each in watched.items():
         for outcome in OUTCOMES:
             samples.put(names.DRIFT_CHECKS, each.counts[outcome], name, outcome)
@@ -251,7 +252,8 @@ def drift(samples: Samples, watched: Mapping[str, Watched]) -> None:
 
 
 def cameras(samples: Samples, known: Cameras) -> None:
-    """Collect the most recent cameras, at most 256, and the number of all cameras."""
+    """Collect the number of all cameras, and the metrics of at most 256 cameras. These are the cameras that were active
+    most recently."""
     records = known.records()
     samples.put(names.CAMERAS, len(records))
     for record in sorted(records, key=lambda record: record.seen, reverse=True)[:_MAX_CAMERAS]:
@@ -327,8 +329,9 @@ def alarms(samples: Samples, raised: tuple[Alarm, ...], counts: EventCounts) -> 
 def hosts(
     samples: Samples, links: Iterable[HostLink], language_hosts: Iterable[LanguageHost], counts: EventCounts
 ) -> None:
-    """Collect engine hosts by backend. After libraries have changed, a backend may have hosts of two generations; their
-    numbers, sessions and memory are added."""
+    """Collect the hosts of each backend, and the language hosts of each runtime. After libraries have changed, a
+    backend may have hosts of two generations. The numbers of hosts and sessions and the memory are then sums over both
+    generations."""
     for link in links:
         samples.add(names.HOST_UP, 1, link.backend)
         samples.add(names.HOST_SESSIONS, len(link.sessions), link.backend)

@@ -30,7 +30,8 @@ _MAKING = frozenset(state.value for state in MAKING)
 
 
 class Readings(msgspec.Struct, frozen=True):
-    """Temperatures in degrees Celsius by zone; clock frequencies in hertz by processor, current and maximum."""
+    """`temperatures` maps thermal zones to degrees Celsius. `clocks` and `highest` map processors to their current and
+    their maximum clock frequency in hertz."""
 
     temperatures: dict[str, float] = {}
     clocks: dict[str, float] = {}
@@ -54,8 +55,8 @@ class Sensors:
         return self._cached
 
     def _temperatures(self) -> dict[str, float]:
-        """Return the temperatures by type and number of the zone: type alone is not enough, because several zones may
-        have the same type."""
+        """Return a mapping from thermal zones to temperatures. The name of a zone is its type and number, because
+        several zones may have the same type."""
         found = {}
         for place in self._root.glob(f"{_ZONES}/thermal_zone*")[:_MAX_SENSORS]:
             value, kind = self._number(f"{place}/temp"), (self._root.read(f"{place}/type") or "").strip()

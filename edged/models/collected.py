@@ -2,7 +2,7 @@
 
 `STATE/frames/MODEL/` holds one JPEG or PNG file for each frame, and `collection.json`, which describes them. Only the
 daemon's user can read the folder. Engines are calibrated on some frames and judged (compared with the reference) on
-frames of other hours. So two frames of nearly the same time, which look alike, are never split between the two uses.
+frames of other hours. Frames of nearly the same time look alike, so they are never split between the two uses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Frame(msgspec.Struct, frozen=True):
 
     `taken_unix_s` is the time of the wall clock. `boot` (the boot of the box) and `uptime_s` (seconds since that boot)
     say when the frame was kept. The age of the frame is computed from these two. `likeness` is the 64-bit hash of
-    `vision.likeness`; `sha256` is of the file.
+    `vision.likeness`; `sha256` is the digest of the file.
     """
 
     name: str
@@ -57,8 +57,8 @@ class Collection(msgspec.Struct, frozen=True):
 
     Engines use a collection only when it is `finished` (complete, or stopped by a command). From then on `id` is a
     digest of its frames. The id stays the same if frames are removed later because their retention ended, so that
-    engines that were calibrated on these frames remain valid. If all frames are removed, the next collection has this
-    id until it is finished.
+    engines that were calibrated on these frames remain valid. If all frames are removed for this reason, the next
+    collection begins with this id. It gets its own id when it is finished.
     """
 
     cameras: tuple[str, ...]
@@ -108,10 +108,11 @@ class Collection(msgspec.Struct, frozen=True):
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """The finished collection of a model: its id, and the paths of its frames by use, with the digests of the files.
+    """The finished collection of a model: its id and its frames.
 
-    `calibrate` and `judge` are empty if the retention of the frames has ended; the id then still identifies what
-    engines were calibrated on. `cameras` has the camera of each frame in `judge`, by path.
+    `calibrate` and `judge` map the path of each frame with this use to the digest of the file. Both are empty if the
+    retention of the frames has ended; the id then still identifies what engines were calibrated on. `cameras` maps the
+    path of each frame in `judge` to its camera.
     """
 
     id: str
@@ -132,8 +133,8 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 def folder_of(state: Path, model: str) -> Path:
-    """Return the folder of a model's frames below the state directory. For every name, the folder is directly in
-    `FOLDER` and is not hidden."""
+    """Return the folder of a model's frames below the state directory. The model's name is encoded. So the folder is
+    directly in `FOLDER` and not hidden, even if the name contains slashes or begins with a dot."""
     name = quote(model, safe="")
     return state / FOLDER / (f"%2E{name[1:]}" if name.startswith(".") else name)
 
@@ -142,7 +143,7 @@ def read_index(folder: Path) -> Collection:
     """Read the index of a folder. Raises OSError, and sealed.Damaged if its content is not what was written."""
     path = folder / INDEX
     if path.stat().st_size > _LARGEST_INDEX:
-        raise sealed.Damaged("its index is too large")
+        raise sealed.Damaged(f"{INDEX} is too large")
     return sealed.unseal(read_regular(path), Collection)
 
 

@@ -32,7 +32,7 @@ def read_settings(file: Path) -> tuple[str, dict[str, str]]:
     """Return the name of the dictionary of the model in `file`, and the setting `decode.characters`. Both are empty
     without a dictionary.
 
-    A dictionary belongs to a model if its name begins with that of the model, or if no other model is in the folder. If
+    A dictionary belongs to a model if its name begins with the model's name, or if the folder has no other model. If
     several belong to the model, edged reads none of them. A file that is too large or cannot be read counts as absent.
     """
     try:

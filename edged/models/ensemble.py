@@ -1,6 +1,6 @@
 """The graph of an ensemble: steps that are connected by named tensors. Pure.
 
-The rules are those of Triton, and two more. No step may write to an input of the ensemble, and an input of the ensemble
+The rules are Triton's, with two more: no step may write to an input of the ensemble, and an input of the ensemble
 cannot also be one of its outputs. Ensembles in ensembles, models with several responses, and models with sequences are
 not supported.
 
@@ -43,7 +43,7 @@ class Port(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> Dims | None:
-        """The dims with the batch dimension."""
+        """The dims including the batch dimension, if there is one."""
         return (-1, *self.dims) if self.is_batched and self.dims is not None else self.dims
 
 
@@ -58,12 +58,12 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def ports(tensors: Iterable[TensorConfig], max_batch_size: int) -> tuple[Port, ...]:
-    """Return the ports of an ensemble."""
+    """Return the ensemble's own inputs or outputs, as config.pbtxt describes them, as ports."""
     return tuple(Port(each.name, each.datatype, each.dims, max_batch_size > 0, each.optional) for each in tensors)
 
 
 def specs(of: Iterable[Port]) -> tuple[TensorSpec, ...]:
-    """Return ports of an ensemble as tensors whose shapes include the batch dimension."""
+    """Return ports of an ensemble as tensor specs, whose shapes include the batch dimension."""
     return tuple(
         TensorSpec(port.name, port.datatype, tuple("?" if dim < 0 else dim for dim in port.whole or ())) for port in of
     )
@@ -86,14 +86,16 @@ def check(config: TritonConfig) -> None:
     twice = next((tensor for tensor, count in produced.items() if count > 1 or tensor in given), None)
     if twice is not None:
         other = "an input of the ensemble" if twice in given else "an output of another step, too"
-        raise ConfigError(f"tensor {twice[:80]!r} is an output of a step and {other}; rename one of the two")
+        raise ConfigError(f"tensor {twice[:80]!r} is an output of a step and {other}; rename one of the tensors")
     used = {tensor for step in steps for tensor in step.inputs.values()}
     for name in given:
         if name not in used:
-            raise ConfigError(f"input {name[:80]!r} of the ensemble is not used by any step; map it or remove it")
+            raise ConfigError(f"input {name[:80]!r} of the ensemble is not in any input_map; map it or remove it")
     for name in wanted:
         if name not in produced:
-            raise ConfigError(f"output {name[:80]!r} of the ensemble is not an output of any step; map one to it")
+            raise ConfigError(
+                f"output {name[:80]!r} of the ensemble is not in any output_map; map an output of a step to it"
+            )
     for index, step in enumerate(steps):
         _check_use(_named(index, step), step, {*given, *produced}, used | wanted)
     _check_order(steps, given)
@@ -101,10 +103,10 @@ def check(config: TritonConfig) -> None:
 
 def _declared(kind: str, tensors: Sequence[TensorConfig]) -> set[str]:
     if not tensors:
-        raise ConfigError(f"an ensemble needs at least one {kind}")
+        raise ConfigError(f"the ensemble has no {kind}, but needs at least one {kind}")
     ((most, times),) = Counter(tensor.name for tensor in tensors).most_common(1)
     if times > 1:
-        raise ConfigError(f"{kind} {most[:80]!r} is given twice; remove one")
+        raise ConfigError(f"{kind} {most[:80]!r} of the ensemble is declared twice; remove one of them")
     for tensor in tensors:
         if not tensor.datatype:
             raise ConfigError(f"{kind} {tensor.name[:80]!r} of the ensemble has no data_type; give data_type and dims")
@@ -114,9 +116,9 @@ def _declared(kind: str, tensors: Sequence[TensorConfig]) -> set[str]:
 def _check_step(index: int, step: Step) -> None:
     what = _named(index, step)
     if not step.model:
-        raise ConfigError(f"step {index} has no model_name")
+        raise ConfigError(f"step {index} has no model_name; name its model")
     if step.version and not _VERSION.fullmatch(step.version):
-        raise ConfigError(f"{what} has model_version {step.version}; set a version, or -1 for the latest")
+        raise ConfigError(f"{what} has the invalid model_version {step.version}; set one from 1 on, or -1")
     for kind, tensors in (("input_map", step.inputs), ("output_map", step.outputs)):
         if not tensors:
             raise ConfigError(f"{what} has no {kind}")
@@ -129,12 +131,12 @@ def _check_use(what: str, step: Step, known: Collection[str], used: Collection[s
         if tensor not in known:
             raise ConfigError(
                 f"{what}: input {name[:80]!r} gets tensor {tensor[:80]!r}, which is neither an input of the ensemble"
-                " nor an output of a step"
+                " nor an output of a step; correct input_map"
             )
     for name, tensor in step.outputs.items():
         if tensor not in used:
             raise ConfigError(
-                f"{what}: tensor {tensor[:80]!r} is not used; remove output {name[:80]!r} from its output_map"
+                f"{what}: tensor {tensor[:80]!r} is not used; remove output {name[:80]!r} from output_map"
             )
 
 
@@ -157,8 +159,8 @@ def _named(index: int, step: Step) -> str:
 
 
 def check_parts(config: TritonConfig, parts: Sequence[Part]) -> None:
-    """Raise ConfigError, which names the step and tensor, if the models do not fit together. `parts` has the model of
-    each step."""
+    """Raise ConfigError if the models do not fit together; the error names the step and the tensor. `parts` has the
+    model of each step."""
     producers = {
         port.name: ("the ensemble", port)
         for port in (*ports(config.inputs, config.max_batch_size), *ports(config.outputs, config.max_batch_size))
@@ -169,12 +171,12 @@ def check_parts(config: TritonConfig, parts: Sequence[Part]) -> None:
             raise ConfigError(f"{what}: {part.unfit}")
         if 0 < part.max_batch_size < config.max_batch_size:
             raise ConfigError(
-                f"the ensemble has max_batch_size {config.max_batch_size}, but {what} only {part.max_batch_size};"
-                " lower the ensemble's"
+                f"the ensemble has max_batch_size {config.max_batch_size}, but {what} has only"
+                f" {part.max_batch_size}; lower max_batch_size of the ensemble"
             )
         missing = (port.name for port in part.inputs if port.name not in step.inputs and not port.is_optional)
         if (name := next(missing, None)) is not None:
-            raise ConfigError(f"{what}: input {name[:80]!r} is not in its input_map; map it")
+            raise ConfigError(f"{what}: input {name[:80]!r} of the model is missing in input_map; add it")
         _check_maps(what, step, part, producers)
 
 
@@ -185,22 +187,23 @@ def _check_maps(what: str, step: Step, part: Part, known: dict[str, tuple[str, P
             port = by_name.get(name)
             if port is None:
                 there = ", ".join(by_name) or "none"
-                raise ConfigError(f"{what} has no {kind} {name[:80]!r}; it has {there[:200]}")
+                raise ConfigError(f"{what}: the model has no {kind} {name[:80]!r}; it has {there[:200]}")
             other, before = known.setdefault(tensor, (what, port))
             if port.datatype != before.datatype:
                 raise ConfigError(
-                    f"tensor {tensor[:80]!r} is {before.datatype} for {other} and {port.datatype} for {what};"
-                    " correct the maps, or use another model"
+                    f"datatypes differ: tensor {tensor[:80]!r} is {before.datatype} for {other} and {port.datatype} for"
+                    f" {what}; correct the maps, or use another model"
                 )
             if not (_agree(port.dims, before.dims) or _agree(port.whole, before.whole)):
                 raise ConfigError(
-                    f"tensor {tensor[:80]!r} is {list(before.whole or ())} for {other} and"
+                    f"shapes differ: tensor {tensor[:80]!r} is {list(before.whole or ())} for {other} and"
                     f" {list(port.whole or ())} for {what}; correct the dims or the maps"
                 )
 
 
 def _agree(one: Dims | None, other: Dims | None) -> bool:
-    """Whether one tensor can have both dims. Dimensions of any size are checked again in each request."""
+    """Whether a single tensor can have both dims. None agrees with all dims, and -1 agrees with every size. The actual
+    sizes are checked in each request."""
     if one is None or other is None:
         return True
     return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))

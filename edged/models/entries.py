@@ -71,9 +71,11 @@ class ModelEntry(msgspec.Struct, frozen=True):
         return language.is_language(self.path)
 
     def require_file(self) -> None:
-        """Raise InvalidInput for an ensemble, which commands that change a model's file or settings cannot change."""
+        """Raise InvalidInput for an ensemble: commands cannot change its file or its settings."""
         if self.is_ensemble:
-            raise InvalidInput(f"model {self.name!r} is an ensemble; edit {FILE} in its folder")
+            raise InvalidInput(
+                f"model {self.name!r} is an ensemble, which commands cannot change; edit {FILE} in the model's folder"
+            )
 
     def already_there(self, digest: str) -> str:
         """Return the error message for adding a file with this digest under the same name."""
@@ -85,7 +87,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
 def taken(name: str) -> str:
     """Return the error message for adding a model under a name that is taken."""
-    return f"model {name!r} already exists; replace it with --replace (it keeps serving), or choose another name"
+    return f"model {name!r} already exists; replace it with --replace (serving continues), or choose another name"
 
 
 def folder_entries(
@@ -94,8 +96,8 @@ def folder_entries(
     """Return the versions in a model's folder that are to be served, the default version first.
 
     `triton` is the model's configuration, `problem` says why it is unusable, `sources` are the files that it was read
-    from. If the folder has no versions, return an empty list, except for an ensemble and for an unusable configuration.
-    Raises OSError if the folder cannot be read.
+    from. If the folder has no versions, return an empty list. But an ensemble, or a model with a `problem`, gets an
+    entry. Raises OSError if the folder cannot be read.
     """
     present = {int(v.name): v for v in path.iterdir() if _VERSION.fullmatch(v.name) and v.is_dir()}
     config = triton or TritonConfig()
@@ -105,12 +107,14 @@ def folder_entries(
             return []
         present = dict.fromkeys(present or (1,), path)
     settings, wrong = _read_settings(path / SETTINGS_FILE)
-    policy = (None if wrong else triton_config.version_policy(settings)) or config.versions or VersionPolicy()
+    set_policy = None if wrong else triton_config.version_policy(settings)
+    policy = set_policy or config.versions or VersionPolicy()
     labels, unreadable = read_labels(path, config)
     named = list(_named_files(config))
     lost = (problem for file in named if (problem := _unusable(path, file)))
     chosen, numbers = policy.choose(present), ", ".join(map(str, sorted(present)))
-    none = "" if chosen else f"no version is served: versions={policy} selects none of {numbers}; change it"
+    key = "setting versions" if set_policy is not None else "version_policy"
+    none = "" if chosen else f"no version is served: {key}={policy} selects none of versions {numbers}; change it"
     problem = problem or wrong or unreadable or next(lost, "") or none or _wrong_steps(config)
     samples = model_samples.listed(path / model_samples.FOLDER)
     common = [*sources, path / SETTINGS_FILE, *(path / file for file in named), *samples]
@@ -145,7 +149,7 @@ def _missing(version: Path, file: str) -> str:
 
 
 def _wrong_steps(config: TritonConfig) -> str:
-    """Return why the steps of an ensemble are invalid; empty if they are valid, and for other models."""
+    """Return why the steps of an ensemble are invalid. Empty if they are valid, or if the model is not an ensemble."""
     if config.steps is None:
         return ""
     try:
@@ -291,7 +295,7 @@ def read_config(folder: Path, name: str) -> tuple[TritonConfig | None, str]:
 
 
 def read_labels(folder: Path, config: TritonConfig) -> tuple[dict[str, tuple[str, ...]], str]:
-    """Return (class names by output, problem). Outputs without a label file are left out."""
+    """Return (labels, problem): `labels` maps each output with a label file to its class names."""
     labels = {}
     for output in config.outputs:
         if output.label_file:
@@ -308,9 +312,9 @@ def _unusable(folder: Path, name: PurePosixPath) -> str:
     try:
         status_inside(folder, name)
     except FileNotFoundError:
-        return f"{FILE} names {name.name}, which does not exist"
+        return f"{FILE} names the file {name.name!r}, which does not exist"
     except OSError as error:
-        return f"{FILE} names {str(name)!r}, which cannot be read: {error.strerror or error}"
+        return f"{FILE} names the file {str(name)!r}, which cannot be read: {error.strerror or error}"
     return ""
 
 

@@ -30,7 +30,7 @@ class Stage(str, enum.Enum):
 
 
 _EXPORT = "export the model again"
-_ELSEWHERE = "export it with standard ONNX operators"
+_ELSEWHERE = "export the model with standard ONNX operators"
 
 
 class Category(str, enum.Enum):
@@ -49,12 +49,12 @@ class Category(str, enum.Enum):
     UNREADABLE = "unreadable", "let edged's user read it"
     NOT_A_FILE = "not_a_file", "name the .onnx file itself"  # FIFO, directory, device
     EMPTY = "empty", "copy the model again"
-    TOO_LARGE = "too_large", "export it with its weights as external data, and without nested functions"
+    TOO_LARGE = "too_large", "export the model with its weights as external data, and without nested functions"
     # parse
     # An archive, a web page, a text, an LFS pointer.
     NOT_ONNX = "not_onnx", "name the .onnx file itself, or export the model to ONNX"
-    DAMAGED = "damaged", "copy it again"  # truncated, bit rot
-    TOO_DEEP = "too_deep", "export it with fewer nested loops and branches"
+    DAMAGED = "damaged", "copy the file again"  # truncated, bit rot
+    TOO_DEEP = "too_deep", "export the model with fewer nested loops and branches"
     # graph
     NO_GRAPH = "no_graph", "name the .onnx file itself, or export the model again"  # no nodes, no outputs, no opsets
     CYCLE = "cycle", _EXPORT
@@ -64,33 +64,33 @@ class Category(str, enum.Enum):
     TYPE_MISMATCH = "type_mismatch", _EXPORT
     SHAPE_MISMATCH = "shape_mismatch", _EXPORT
     # A sequence, a map, or elements that the protocol cannot carry.
-    UNSERVABLE_TYPE = "unservable_type", "cast it inside the model, or leave it out"
+    UNSERVABLE_TYPE = "unservable_type", "cast the tensor inside the model, or leave it out"
     INVALID_NODE = "invalid_node", _EXPORT  # attributes or arity that its operator does not allow
     # opset
-    OPSET_TOO_NEW = "opset_too_new", "export it with an older opset"
-    OPSET_TOO_OLD = "opset_too_old", "export it with a newer opset"
-    IR_TOO_NEW = "ir_too_new", "write it with an older ir_version"
+    OPSET_TOO_NEW = "opset_too_new", "export the model with an older opset"
+    OPSET_TOO_OLD = "opset_too_old", "export the model with a newer opset"
+    IR_TOO_NEW = "ir_too_new", "write the model with an older ir_version"
     # operators
     UNKNOWN_DOMAIN = "unknown_domain", _ELSEWHERE
     UNKNOWN_OPERATOR = "unknown_operator", _ELSEWHERE
     # ONNX has the operator, but no runtime on this box has it for these types.
-    NOT_IMPLEMENTED = "not_implemented", "cast to FP32 around it, or export it with another opset"
+    NOT_IMPLEMENTED = "not_implemented", "cast to FP32 around the operator, or export the model with another opset"
     # external data
-    EXTERNAL_MISSING = "external_missing", "copy it into the model's folder"
-    EXTERNAL_OUTSIDE = "external_outside", "export it into the model's folder"  # absolute, upwards, or through a link
+    EXTERNAL_MISSING = "external_missing", "copy the file into the model's folder"
+    EXTERNAL_OUTSIDE = "external_outside", "export the weights into the model's folder"  # absolute, upwards, by a link
     EXTERNAL_NOT_A_FILE = "external_not_a_file", "copy the file itself into the model's folder"
-    EXTERNAL_TRUNCATED = "external_truncated", "copy it again"
+    EXTERNAL_TRUNCATED = "external_truncated", "copy the file again"
     EXTERNAL_DAMAGED = "external_damaged", _EXPORT  # an invalid offset or length, or a wrong checksum
     # memory, session, inference
-    TOO_MUCH_MEMORY = "too_much_memory", "export it with smaller dimensions, or serve it on a box with more memory"
-    REFUSED = "refused", "export it with another opset or a newer exporter, or install a newer runtime"
-    CRASHED = "crashed", "export it with another opset, or install a newer runtime"
+    TOO_MUCH_MEMORY = "too_much_memory", "export the model with smaller dimensions, or use a box with more memory"
+    REFUSED = "refused", "export the model with another opset or a newer exporter, or install a newer runtime"
+    CRASHED = "crashed", "export the model with another opset, or install a newer runtime"
     TIMED_OUT = "timed_out", "try again when the box is less busy"
-    FAILED = "failed", "give inputs that it accepts: --samples INPUTS.npz"  # with every golden input
+    FAILED = "failed", "give inputs that the model accepts: --samples INPUTS.npz"  # with every golden input
     # A warning, the model is served: NaN or infinity for ordinary inputs.
-    NOT_FINITE = "not_finite", "check for divisions by zero, logarithms and overflow in FP16"
+    NOT_FINITE = "not_finite", "check the model for divisions by zero, logarithms and overflow in FP16"
     # A warning, the model is served: the outputs do not look like detections of the family that is set.
-    IMPLAUSIBLE = "implausible", "set another family, or family=raw"
+    IMPLAUSIBLE = "implausible", "change the setting 'family', or set family=raw"
     # not the model's fault
     NO_RUNTIME = "no_runtime", "install onnxruntime"
     SETTINGS = "settings", "change the settings: --set, edged.toml or config.pbtxt"

@@ -38,16 +38,16 @@ _MOST_TENSORS, _MOST_DIMENSIONS = 1 << 16, 8
 
 
 def read_facts(path: Path) -> dict[str, Value]:
-    """Return the numbers and texts among the metadata of a file, by key. Raises OSError if the file cannot be read.
-    Raises ValueError if it is not a GGUF file, or is shorter than its tensors."""
+    """Return the file's metadata by key, without lists. Raises OSError if the file cannot be read. Raises ValueError if
+    it is not a GGUF file, exceeds a limit of this module, or ends before its last tensor does."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if file.read(4) != _MAGIC:
             raise ValueError("it is not a GGUF file")
         version, tensors, entries = _unpack(file, "<IQQ")
         if version not in _VERSIONS:
-            raise ValueError(f"it has GGUF version {version}; edged reads {_VERSIONS[0]} and {_VERSIONS[1]}")
+            raise ValueError(f"it has GGUF version {version}; edged reads versions {_VERSIONS[0]} and {_VERSIONS[1]}")
         if entries > _MOST_ENTRIES:
-            raise ValueError(f"its head has {entries} entries; at most {_MOST_ENTRIES} are read")
+            raise ValueError(f"its header has {entries} entries; edged reads at most {_MOST_ENTRIES}")
         found: dict[str, Value] = {}
         for _ in range(entries):
             key = _text(file)
@@ -57,26 +57,26 @@ def read_facts(path: Path) -> dict[str, Value]:
                 found[key] = value
         end = _end(file, tensors, found.get(_ALIGNMENT, 32))
         if end > (size := os.fstat(file.fileno()).st_size):
-            raise ValueError(f"it is damaged: it has {size} bytes of {end}; copy it again")
+            raise ValueError(f"it is damaged: it has {size} bytes of {end}; copy the file again")
         return found
 
 
 def _end(file: BinaryIO, tensors: int, alignment: Value) -> int:
     """Read the list of tensors, and return the offset at which the last tensor ends, in bytes."""
     if tensors > _MOST_TENSORS:
-        raise ValueError(f"it has {tensors} tensors; at most {_MOST_TENSORS} are read")
+        raise ValueError(f"it has {tensors} tensors; edged reads at most {_MOST_TENSORS}")
     end = 0
     for _ in range(tensors):
         _text(file)
         (dimensions,) = _unpack(file, "<I")
         if dimensions > _MOST_DIMENSIONS:
-            raise ValueError(f"a tensor has {dimensions} dimensions; at most {_MOST_DIMENSIONS} are read")
+            raise ValueError(f"a tensor has {dimensions} dimensions; edged reads at most {_MOST_DIMENSIONS}")
         shape = _unpack(file, f"<{dimensions}Q")
         kind, offset = _unpack(file, "<IQ")
         values, size = _BLOCKS.get(kind, (1, 0))
         end = max(end, offset + math.prod(shape) // values * size)
     if not isinstance(alignment, int) or not 0 < alignment <= _MOST_TEXT:
-        raise ValueError(f"its {_ALIGNMENT} is {alignment}, which is invalid; convert the model again")
+        raise ValueError(f"its key {_ALIGNMENT!r} has the invalid value {alignment}; convert the model again")
     return -(-file.tell() // alignment) * alignment + end
 
 
@@ -86,17 +86,17 @@ def _value(file: BinaryIO, kind: int) -> Value | None:
     if kind == _ARRAY:
         item, count = _unpack(file, "<IQ")
         if count > _MOST_ITEMS:
-            raise ValueError(f"its head has a list of {count} items; at most {_MOST_ITEMS} are read")
+            raise ValueError(f"its header has a list of {count} items; edged reads at most {_MOST_ITEMS}")
         if item == _TEXT:
             for _ in range(count):
                 _skip(file, _unpack(file, "<Q")[0])
         elif item in _NUMBERS:
             _skip(file, count * struct.calcsize(_NUMBERS[item]))
         else:
-            raise ValueError("its head has lists in lists")
+            raise ValueError("its header has lists in lists, which edged does not read")
         return None
     if kind not in _NUMBERS:
-        raise ValueError(f"its head has a value of unknown type {kind}")
+        raise ValueError(f"its header has a value of unknown type {kind}")
     value: Value = _unpack(file, _NUMBERS[kind])[0]
     return value
 
@@ -104,16 +104,17 @@ def _value(file: BinaryIO, kind: int) -> Value | None:
 def _text(file: BinaryIO) -> str:
     (length,) = _unpack(file, "<Q")
     if length > _MOST_TEXT:
-        raise ValueError(f"its head has a text of {length} bytes; at most {_MOST_TEXT} are read")
+        raise ValueError(f"its header has a string of {length} bytes; edged reads at most {_MOST_TEXT}")
     data = file.read(length)
     if len(data) < length:
-        raise ValueError("its head is incomplete")
+        raise ValueError("its header is incomplete; copy the file again")
     return data.decode("utf-8", "replace")
 
 
 def _skip(file: BinaryIO, length: int) -> None:
     if length > _MOST_ITEMS * 8:
-        raise ValueError("its head is larger than edged reads")
+        most = _MOST_ITEMS * 8
+        raise ValueError(f"its header has a list with a string of {length} bytes; edged reads at most {most}")
     file.seek(length, os.SEEK_CUR)
 
 
@@ -121,5 +122,5 @@ def _unpack(file: BinaryIO, layout: str) -> tuple[int, ...]:
     size = struct.calcsize(layout)
     data = file.read(size)
     if len(data) < size:
-        raise ValueError("its head is incomplete")
+        raise ValueError("its header is incomplete; copy the file again")
     return struct.unpack(layout, data)

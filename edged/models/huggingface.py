@@ -126,9 +126,9 @@ def read_settings(file: Path) -> dict[str, str]:
     of segmentation or depth. Empty if no config.json describes such a model.
 
     The settings are `family` (not for classifiers), `names` (unless prompts are the classes), `decode.activation` for
-    multi-label classifiers, `outputs.finite` for Grounding DINO, and `preprocess.*`. The latter are mean and std, and,
-    if the processor fits all pictures into one size, this size and the way of fitting. A file that cannot be read
-    counts as absent.
+    multi-label classifiers, `outputs.finite` for Grounding DINO, and `preprocess.*`: mean and std. If the processor
+    fits all pictures into one size, `preprocess.*` also has this size and the way of fitting. A file that cannot be
+    read counts as absent.
     """
     folder = next((each for each in (file.parent, file.parent.parent) if (each / CONFIG).is_file()), None)
     config = None if folder is None else _read(folder / CONFIG, _Config)
@@ -154,7 +154,7 @@ def read_settings(file: Path) -> dict[str, str]:
 
 def _of_map_model(config: _Config, processor: _Processor) -> dict[str, str]:
     """Return the settings for a model of segmentation or depth. The model gets the whole picture, even if its processor
-    cuts out the middle."""
+    would keep only the middle."""
     names = _names(config.first_labels) if config.map_family == "segmentation" else {}
     size = processor.crop_size if processor.do_center_crop else processor.size
     if type(size) is int and (processor.do_center_crop or config.model_type in _SQUARE):
@@ -189,8 +189,9 @@ def _fit(processor: _Processor) -> dict[str, str]:
     """Return the settings for fitting pictures into the input of a classifier or encoder, and for the input's size.
     Return an empty mapping if the processor's files do not determine them.
 
-    The processors stretch the picture, or resize its shorter side and cut out the middle. Processors with `crop_pct`
-    (ConvNext, ResNet) cut out the middle if their only size is below 384 pixels.
+    The processors stretch the picture, or resize its shorter side and keep only the middle of the picture. If a
+    processor has `crop_pct` (ConvNext, ResNet) and its size is only a shortest edge, it keeps the middle for sizes
+    below 384 pixels. From 384 pixels on, it stretches the picture.
     """
     if processor.do_resize is False:
         return {}
@@ -211,7 +212,7 @@ def _fit(processor: _Processor) -> dict[str, str]:
 
 
 def _cropped(resized: float, kept: int) -> dict[str, str]:
-    """Return the settings for resizing the shorter side to `resized` pixels and then cutting out the middle `kept`
+    """Return the settings for resizing the shorter side to `resized` pixels and then keeping only the middle `kept`
     pixels."""
     return {"preprocess.fit": "center_crop", "preprocess.zoom": f"{max(1.0, resized / kept):.6g}"}
 

@@ -48,9 +48,9 @@ class ExternalFile(msgspec.Struct, frozen=True):
 class Inspection(msgspec.Struct, frozen=True):
     """The content of an ONNX file. Sizes are in bytes. Operator names include the domain, except for ONNX's own domain.
 
-    `finding` says why no runtime can serve the model; None if a runtime may. With a finding, `digest` is empty if
+    `finding` says why no runtime can serve the model; None if no reason is known. With a finding, `digest` is empty if
     external data is incomplete, and datatypes may be ONNX's own names. `suspicion` is a possible problem of operators,
-    types or shapes: only a warning if the runtime accepts the model. `nodes` has the first node of each operator,
+    types or shapes: only a warning if the runtime accepts the model. `nodes` maps each operator to its first node,
     without local functions. `optional` are inputs with a default (an initializer of the same name): a request may set
     them, and the signature omits them.
     """
@@ -92,4 +92,4 @@ def too_large(name: str, size: int) -> Finding | None:
     if size <= _LARGEST:
         return None
     message = f"{name} has {size} bytes, over protobuf's limit of {_LARGEST}"
-    return Finding(Stage.FILE, Category.TOO_LARGE, message, "export it with its weights as external data")
+    return Finding(Stage.FILE, Category.TOO_LARGE, message, "export the model with its weights as external data")

@@ -2,7 +2,7 @@
 
 A form is a file that a runtime opens, together with the other files of its folder:
 
-    genai_config.json                     ONNX Runtime GenAI; models with pictures too
+    genai_config.json                     ONNX Runtime GenAI, also for models that take pictures
     openvino_model.xml                    OpenVINO GenAI, with openvino_tokenizer.xml and openvino_detokenizer.xml
     NAME.gguf                             OpenVINO GenAI
 
@@ -54,12 +54,13 @@ T = TypeVar("T")
 
 
 class LanguageSettings(msgspec.Struct, frozen=True):
-    """Settings of a language model. `context` is the most tokens of a prompt and its answer, 0 for the default.
-    `output_tokens` is the most tokens of an answer, also for a request that names no number. `requests` is how many
-    requests are answered at once, and `waiting` how many may wait. `memory_mb` is the memory of the host in MiB, 0 for
-    an estimate. `runtime` is empty for the faster runtime. `system` is the first message of every chat without a system
-    message. `threads` is the first number of the setting, 0 for all processors but one. `seconds` is the longest time
-    of a request. If `verifies`, a new version of the runtime must answer like the version before."""
+    """Settings of a language model. `context` is the largest number of tokens of a prompt with its answer, 0 for the
+    default. `output_tokens` is the largest number of tokens of an answer, and the default for requests that set no
+    number. `requests` is how many requests are answered at once, and `waiting` how many may wait. `memory_mb` is the
+    memory of the host in MiB, 0 for an estimate. `runtime` is empty for the faster runtime. `system` is the first
+    message of every chat without a system message. `threads` is the number of CPU threads, 0 for all processors but
+    one. If the setting `threads` lists several numbers, only the first is used. `seconds` is the longest time of a
+    request. If `verifies`, a new version of the runtime must answer like the version before."""
 
     context: int = 0
     output_tokens: int = _USUAL_OUTPUT
@@ -116,9 +117,9 @@ class Form(msgspec.Struct, frozen=True):
 
 class LanguageFiles(msgspec.Struct, frozen=True):
     """What is known about a language model before a runtime opens it. `kind` is the model's architecture. `context` is
-    the most tokens that the model was made for, 0 if unknown. `token_bytes` is the memory that a token of the context
-    needs. `weights_mb` is the size of the files with weights, in MiB. `temperature` and `top_p` are for requests that
-    set no values."""
+    the largest number of tokens that the model was made for, 0 if unknown. `token_bytes` is the memory that a token of
+    the context needs. `weights_mb` is the size of the files with weights, in MiB. `temperature` and `top_p` are for
+    requests that set no values."""
 
     forms: tuple[Form, ...]
     kind: str
@@ -131,7 +132,7 @@ class LanguageFiles(msgspec.Struct, frozen=True):
     top_p: float = 1.0
 
     def limit(self, settings: LanguageSettings) -> int:
-        """Return the most tokens of a prompt and its answer."""
+        """Return the largest number of tokens of a prompt with its answer."""
         return min(filter(None, (settings.context or _USUAL_CONTEXT, self.context)))
 
     def cache_mb(self, settings: LanguageSettings) -> int:
@@ -144,16 +145,18 @@ class LanguageFiles(msgspec.Struct, frozen=True):
 
 
 def check_fits(files: LanguageFiles, settings: LanguageSettings) -> None:
-    """Raise ConfigError if no form is for the runtime in the settings, or if their context is longer than the model was
-    made for."""
+    """Raise ConfigError if the settings name a runtime for which there is no form, or a context longer than the model
+    was made for."""
     if files.context and settings.context > files.context:
         raise ConfigError(
-            f"setting {CONTEXT} is {settings.context}, but the model was made for {files.context} tokens; lower it"
+            f"setting {CONTEXT} is {settings.context}, but the model was made for {files.context} tokens;"
+            " lower the setting"
         )
     runtimes = [form.runtime for form in files.forms]
     if settings.runtime and settings.runtime not in runtimes:
         raise ConfigError(
-            f"setting {RUNTIME} is {settings.runtime}, but the files are for {' and '.join(runtimes)}; change it"
+            f"setting {RUNTIME} is {settings.runtime}, but the files are for {' and '.join(runtimes)};"
+            " change or remove the setting"
         )
 
 
@@ -165,7 +168,8 @@ def check(path: Path, settings: Mapping[str, str]) -> LanguageFiles:
 
 
 def language_file(folder: Path) -> str:
-    """Return the name of the file that makes a folder a language model; empty without such a file. Raises OSError."""
+    """Return the name of the file that shows that a folder is a language model; empty without such a file. Raises
+    OSError."""
     names = sorted(os.listdir(folder))
     for name in (GENAI, OPENVINO, _PICTURES):
         if name in names:
@@ -174,8 +178,8 @@ def language_file(folder: Path) -> str:
 
 
 def main_file(path: Path) -> Path | None:
-    """Return the file that makes a folder or file a language model; None for anything else. Raises ModelRefused for a
-    language model that must be exported first."""
+    """Return the main file of the language model at `path` (a folder or a file); None if no language model is there.
+    Raises ModelRefused for a language model that must be exported first."""
     try:
         if path.is_dir():
             name = language_file(path)
@@ -206,7 +210,7 @@ def _check_exported(folder: Path) -> None:
 
 
 def is_language(path: str) -> bool:
-    """Whether the file at `path` has a name that makes its folder, or the file alone, a language model."""
+    """Whether the name of the file at `path` shows that the file, or its folder, is a language model."""
     name = path.rpartition("/")[2]
     return name in (GENAI, OPENVINO, _PICTURES) or is_gguf(name)
 
@@ -216,7 +220,8 @@ def is_gguf(name: str) -> bool:
 
 
 def examine(path: Path) -> LanguageFiles:
-    """Examine a language model by one of its files. Raises ModelRefused if a file is missing or cannot be used."""
+    """Examine the language model that the file `path` belongs to. Raises ModelRefused if a file is missing or
+    unusable."""
     folder, names = path.parent, _names(path)
     found = [_genai(folder)] if GENAI in names else []
     if OPENVINO in names:
@@ -226,9 +231,11 @@ def examine(path: Path) -> LanguageFiles:
         if _PICTURES in names:
             raise ModelRefused(
                 f"{folder.name} is a vision-language model of OpenVINO, which edged does not serve;"
-                f" export it for ONNX Runtime GenAI, which has {GENAI}"
+                f" export it for ONNX Runtime GenAI, as a folder with {GENAI}"
             )
-        raise ModelRefused(f"{path.name} is not a language model; a folder with {GENAI}, {OPENVINO} or a GGUF file is")
+        raise ModelRefused(
+            f"{path.name} is not a language model; give a folder with {GENAI} or {OPENVINO}, or a GGUF file"
+        )
     first = found[0]
     return LanguageFiles(
         tuple(form for each in found for form in each.forms),
@@ -326,14 +333,14 @@ def _genai(folder: Path) -> LanguageFiles:
     model = config.model
     parts = [model.decoder, *(part for part in (model.vision, model.embedding, model.speech) if part is not None)]
     if not model.decoder.filename:
-        raise ModelRefused(f"{GENAI} names no model.decoder.filename; build the folder again")
+        raise ModelRefused(f"{GENAI} has no field 'model.decoder.filename'; export the model again")
     for name in (name for part in parts for name in (part.filename, part.config_filename) if name):
         if leads_outside(name):
-            raise ModelRefused(f"{GENAI} names {name[:80]!r}, which is outside the model's folder")
+            raise ModelRefused(f"{GENAI} names the file {name[:80]!r}, which is outside the model's folder")
         if not (folder / name).is_file():
-            raise ModelRefused(f"{GENAI} names {name[:80]!r}, which does not exist; copy all files of the folder")
+            raise ModelRefused(f"{GENAI} names the file {name[:80]!r}, which does not exist; copy all files")
     if not any((folder / name).is_file() for name in _TOKENIZERS):
-        raise ModelRefused(f"the model has no tokenizer: {', '.join(_TOKENIZERS[:2])} is missing in its folder")
+        raise ModelRefused(f"the model has no tokenizer: its folder has neither {' nor '.join(_TOKENIZERS[:2])}")
     decoder = model.decoder
     return LanguageFiles(
         (Form(ORT_RUNTIME, str(folder / GENAI)),),
@@ -351,7 +358,7 @@ def _genai(folder: Path) -> LanguageFiles:
 
 
 class _Transformer(msgspec.Struct):
-    """The part of config.json of Hugging Face that is read."""
+    """The fields of Hugging Face's config.json that edged reads."""
 
     model_type: str = ""
     architectures: tuple[str, ...] = ()
@@ -368,7 +375,7 @@ def _openvino(folder: Path, names: Sequence[str]) -> LanguageFiles:
         if name not in names:
             what = "weights" if name.endswith(".bin") else "tokenizer"
             raise ModelRefused(
-                f"the model has no {what}: {name} is missing; export it with optimum-cli export openvino"
+                f"the model has no {what}: {name} is missing; export the model with optimum-cli export openvino"
             )
     config = _json(folder / _CONFIG, _Transformer) if _CONFIG in names else _Transformer()
     heads = config.num_key_value_heads or config.num_attention_heads
@@ -422,7 +429,7 @@ def _gguf(path: Path) -> LanguageFiles:
 def _json(path: Path, kind: type[T]) -> T:
     try:
         if path.stat().st_size > _LARGEST_JSON:
-            raise ModelRefused(f"{path.name} is larger than {_LARGEST_JSON >> 20} MiB")
+            raise ModelRefused(f"{path.name} is larger than {_LARGEST_JSON >> 20} MiB, the limit")
         return msgspec.json.decode(read_regular(path), type=ready(kind))
     except OSError as error:
         raise ModelRefused(f"{path.name} cannot be read: {error.strerror or error}") from error

@@ -22,11 +22,11 @@ class Model(msgspec.Struct, frozen=True):
     """An inspected model with its settings applied.
 
     `recognition` says how pictures are prepared and outputs decoded. `learnt` is the range of shapes learnt from
-    requests, wider than the range of settings and pictures; empty if none was learnt. `contents` has the digests of the
-    model's samples by path, so that edged can choose engines without reading the disk. If `contents` is None, samples
-    are read when needed. `batch_gain` is how many times faster rows are in a batch than alone; 0 if rows are not
-    independent, or if this was not measured. `collected` has the frames that were collected from live cameras for the
-    model; None if no frames were collected, or if the collection is not finished.
+    requests, which is wider than `configured_profile`; empty if none was learnt. `contents` maps the path of each of
+    the model's samples to its digest, so that edged can choose engines without reading the disk. If `contents` is
+    None, samples are read when needed. `batch_gain` is how many times faster rows are in a batch than alone; 0 if rows
+    are not independent, or if this was not measured. `collected` has the frames that were collected from live cameras
+    for the model; None if no frames were collected, or if the collection is not finished.
     """
 
     entry: ModelEntry
@@ -53,7 +53,7 @@ class Model(msgspec.Struct, frozen=True):
             raise inspection.finding.refusal()
         signature = inspection.signature
         if not signature.outputs:
-            raise ModelRefused(f"model {entry.name} has no outputs")
+            raise ModelRefused(f"model {entry.name} has no outputs; export it again")
         if entry.triton is not None:
             triton_check.check(entry.triton, signature, inspection.optional)
         recognition = recognition or recognise(
@@ -70,7 +70,7 @@ class Model(msgspec.Struct, frozen=True):
             _ = model.configured_profile
         except Unsuitable as error:  # only some engines need a range of shapes; they report the error
             if model.shape_policy.kind == "refuse":
-                raise ConfigError(f"{shapes.POLICY} = refuse needs a range of shapes: {error}") from error
+                raise ConfigError(f"setting {shapes.POLICY}=refuse needs a range of shapes: {error}") from error
         return model
 
     @property
@@ -137,7 +137,9 @@ class Model(msgspec.Struct, frozen=True):
         """A line for each field of config.pbtxt without effect and for each TOML file that is not read. One more line
         if the settings name a family, but the model serves raw tensors."""
         is_asked = self.entry.settings.get("family", RAW) != RAW and self.recognition.family is None
-        refused = (f"raw tensors are served: {self.recognition.reason}",) if is_asked else ()
+        refused = (
+            (f"setting 'family' is not used; raw tensors are served: {self.recognition.reason}",) if is_asked else ()
+        )
         return (*(f"{triton_config.FILE}: {line}" for line in self.triton.unused), *self.entry.unread, *refused)
 
     @property
@@ -199,8 +201,8 @@ class Model(msgspec.Struct, frozen=True):
         effort: Effort = "full",
         parallelism: Parallelism = ONE_INSTANCE,
     ) -> Order:
-        """Return the order to build or open one of the model's engines. `artefact` is None if the engine is not built
-        yet."""
+        """Return the `Order` with which one of the model's engines is built or opened. `artefact` is None if the engine
+        is not built yet."""
         external = tuple(file.path for file in self.inspection.external)
         return Order(
             self.entry.path,

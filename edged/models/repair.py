@@ -59,9 +59,9 @@ class RepairOptions(msgspec.Struct, frozen=True):
                 step = Step(name)
             except ValueError:
                 known = ", ".join(each.value for each in Step)
-                raise ConfigError(f"unknown repair {name[:40]!r}; choose from {known}") from None
+                raise ConfigError(f"unknown repair step {name[:40]!r}; choose from {known}") from None
             if step in chosen:
-                raise ConfigError(f"repair {step.value} is given twice; give it once")
+                raise ConfigError(f"repair step {step.value} is given twice; give it once")
             chosen.append(step)
             if equals:
                 versions[step] = _version(step, value)
@@ -93,10 +93,10 @@ class RepairOptions(msgspec.Struct, frozen=True):
 
 def _version(step: Step, text: str) -> int:
     if step not in _NUMBERED:
-        raise ConfigError(f"repair {step.value} takes no value; write {step.value} alone")
+        raise ConfigError(f"repair step {step.value} takes no value; write {step.value} alone")
     low, high = _NUMBERED[step]
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and low <= int(text) <= high):
-        raise ConfigError(f"repair {step.value}={text[:20]!r}: give a version from {low} on, such as {step.value}=21")
+        raise ConfigError(f"repair step {step.value}={text[:20]!r}: give a version from {low} on, such as 21")
     return int(text)
 
 
@@ -131,7 +131,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The repair of a model when it was added. `steps` is empty if all were left out. Digests are hexadecimal
+    """The repair of a model when it was added. `steps` is empty if all steps were left out. Digests are hexadecimal
     sha256 and include external data."""
 
     digest: str  # of the repaired model
@@ -149,14 +149,14 @@ class Record(msgspec.Struct, frozen=True):
         return bool(self.steps or self.left_out)
 
     def lines(self) -> tuple[str, ...]:
-        """Return lines for people: the origin, each step, and each step that was left out."""
+        """Return lines for people: the origin of the model, each step taken, and each step left out."""
         origin = f"from {self.source}, digest {self.original[:12]}, on {self.made[:10]}"
         left_out = (f"left out: {line}" for line in self.left_out)
         return (origin, *(done.line() for done in self.steps), *left_out)
 
 
 def short(record: Record) -> str:
-    """Return the steps in one line."""
+    """Return the steps that were taken, in one line."""
     return ", ".join(f"{done.step} {done.before} -> {done.after}" for done in record.steps)
 
 

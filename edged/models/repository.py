@@ -77,8 +77,8 @@ class Repository:
         self._failing: set[Path] = set()  # paths that the last scan could not read
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Return every version that is to be served, by name. Folders that are empty or that this user may not read are
-        skipped.
+        """Return a mapping from name to entry of all versions that are to be served. Folders that are empty or that
+        this user may not read are skipped.
 
         A scan may also fail because of a bad disk or a lack of descriptors. Then a model that cannot be read keeps its
         entries of the last scan, because it may still exist. Raises OSError if the whole scan fails and the last
@@ -102,7 +102,7 @@ class Repository:
         found = {path: self._look(path, read, failing) for path in paths}
         for entry in (entry for path in paths for entry in found[path]):
             twice = entry.name in entries
-            problem = f"both {entry.name}/ and a file {entry.name}{Path(entry.path).suffix} exist; remove one of them"
+            problem = f"both a folder {entry.name} and a file {entry.name}{Path(entry.path).suffix} exist; remove one"
             entries[entry.name] = msgspec.structs.replace(entry, problem=problem) if twice else entry
         self._read, self._last, self._failing = read, found, failing
         return entries
@@ -136,10 +136,10 @@ class Repository:
         """Add a model from copies of files, or, with `move`, from the files themselves. Return the path of its first
         file.
 
-        `files` has the source paths by relative target path. The first is the ONNX model, and the others are its
-        external data. For a language model, the first is a file that `language.is_language` accepts, and the others are
-        its other files. `samples` has source paths by file name. `record` is the record of the model's repair. Until
-        the model is complete, no scan finds it.
+        `files` maps relative target paths to source paths. The first is the ONNX model, and the others are its external
+        data. For a language model, the first is a file that `language.is_language` accepts, and the others are the rest
+        of the model. `samples` maps file names to source paths. `record` is the record of the model's repair. Until the
+        model is complete, no scan finds it.
 
         With `replace`, a model with this name is moved to the trash. The new model gets the next version number and
         keeps the rest of the folder: config.pbtxt, labels, and samples unless new ones are given. `settings` replace
@@ -185,7 +185,7 @@ class Repository:
                     (entry,) = folder_entries(staged, name, triton, problem)
                     entry.require_file()
                     if entry.problem:
-                        raise InvalidInput(f"model {name!r} is not replaced: {entry.problem}")
+                        raise InvalidInput(f"model {name!r} was not replaced: {entry.problem}")
                     self._exchange(name, staged)
                 else:
                     atomic.publish(staged, final)
@@ -244,8 +244,8 @@ class Repository:
         return self.root / name, plain, self.root / f"{name}.toml"
 
     def remove(self, name: str, *, delete: bool = False) -> Path | None:
-        """Move a model and its settings to the trash and return the folder there, or delete them with `delete`. Raises
-        ModelNotFound if the model does not exist, Refused if the disk does not allow it."""
+        """Move a model and its settings to the trash, and return their folder there. With `delete`, delete them instead
+        and return None. Raises ModelNotFound if the model does not exist, Refused if the disk does not allow it."""
         check_name(name)
         folder, plain, plain_settings = self._paths(name)
         if not folder.is_dir() and not os.path.lexists(plain):
@@ -268,9 +268,9 @@ class Repository:
         return None
 
     def restore(self, name: str) -> None:
-        """Put back the model that was removed or replaced last. If a model of this name exists now, move it to the
-        trash. A scan sees either the old or the new model. Raises ModelNotFound if the trash has no such model, Refused
-        if the disk does not allow it."""
+        """Put back the model of this name that was removed or replaced last. If a model of this name exists now, move
+        it to the trash. A scan sees either the present model or the restored model. Raises ModelNotFound if the trash
+        has no such model, Refused if the disk does not allow it."""
         check_name(name)
         own = (name, f"{name}.onnx", f"{name}.gguf", f"{name}.toml")
         try:
@@ -283,9 +283,10 @@ class Repository:
         atomic.sync_directory(self.root)
 
     def _restore(self, own: tuple[str, ...]) -> bool:
-        """Exchange the files with the names `own` for those in the newest folder of the trash that has the model. The
-        model is a file or folder with one of the first three names. Return whether there is such a folder. If the
-        exchange fails, all files stay where they were. Raises OSError."""
+        """Exchange a model's files for its files in the trash. `own` are the names that these files can have: the first
+        three for the model itself, the last for its settings if the model is a single file. The files come from the
+        newest folder of the trash that has the model. Return whether there is such a folder. If the exchange fails, all
+        files stay where they were. Raises OSError."""
         if not (self.root / TRASH).is_dir():
             return False
         with _trash_lock(self.root):
@@ -316,7 +317,8 @@ class Repository:
 
     def sweep(self) -> None:
         """Remove the remains of interrupted calls of `add` and `remove`, and finish interrupted calls of `restore`.
-        Move an old model to the trash if it was replaced and is not there yet. Call it only when the daemon starts."""
+        Move an old model to the trash if it was replaced and is not in the trash yet. Call it only when the daemon
+        starts."""
         if self.root.is_dir():
             for stray in self.root.glob(f"{_RESTORING}*"):
                 with contextlib.suppress(OSError):
@@ -336,28 +338,31 @@ class Repository:
             _empty_trash(self.root)
 
     def _was_replaced(self, staged: Path) -> bool:
-        """Whether a staged folder is an old model that was already exchanged for the new one. Then its highest version
-        is lower, because a new model has a higher version as soon as its folder is staged. Raises OSError."""
+        """Whether a staged folder is an old model that was already exchanged for the new model. A new model gets a
+        higher version than the old model. So the staged folder is the old model if its highest version is lower than
+        the highest version of the model in place. Raises OSError."""
         final = self.root / staged.name
         return final.is_dir() and bool(self._entries(staged)) and _newest(staged) < _newest(final)
 
     def _look(self, path: Path, read: dict[Path, _Read], failing: set[Path]) -> list[ModelEntry]:
-        """Return the entries at a path. If they may be cached while the folder is unchanged, add them to `read`. If the
-        path cannot be read now, add it to `failing` and return its entries of the last scan."""
+        """Return the entries at a path. If the entries may be cached while the folder is unchanged, add them to `read`.
+        If the path cannot be read now, add it to `failing` and return its entries of the last scan."""
         try:
             entries = [self._judged(entry) for entry in self._current(path, read)]
             if not entries or NAME.fullmatch(entries[0].name):
                 return entries
             # Reported but not served, because no client could name it in a request.
             name = os.fsencode(entries[0].name).decode(errors="replace")
-            problem = "its file name is not a valid model name; rename it"
+            problem = "the name of its file or folder is not a valid model name; rename it"
             return [msgspec.structs.replace(entries[0], name=name, problem=problem)]
         except (FileNotFoundError, NotADirectoryError, PermissionError):  # just removed, or may not be read
             return []
         except OSError as error:
             failing.add(path)
             if path not in self._failing:
-                _LOG.warning("cannot read %s: %s; trying again", path, error.strerror or error)
+                _LOG.warning(
+                    "cannot read %s: %s; the model serves as before; trying again", path, error.strerror or error
+                )
             return self._last.get(path, [])
 
     def _current(self, path: Path, read: dict[Path, _Read]) -> list[ModelEntry]:
@@ -453,7 +458,8 @@ def _move_to_trash(root: Path, paths: Iterable[Path]) -> Path:
 
 
 def _empty_trash(root: Path) -> None:
-    """Delete the oldest models above the limits, and folders that an interrupted removal left empty."""
+    """Delete the oldest models in the trash until the trash is within its limits. Also delete folders that an
+    interrupted removal left empty."""
     with contextlib.suppress(OSError), _trash_lock(root):
         _prune_locked(root)
 
@@ -520,13 +526,14 @@ class Overrides:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def entries(self, name: str, config: str | None, files: Mapping[str, bytes]) -> dict[str, ModelEntry]:
-        """Return the versions of a model by entry name: from the repository, or only from `files` (by path inside the
-        model's folder) if given. `config` is JSON and replaces config.pbtxt. Empty if the model does not exist.
+        """Return a mapping from entry name to entry of a model's versions: from the repository, or, if `files` is not
+        empty, only from `files` (contents by path inside the model's folder). `config` is JSON and replaces
+        config.pbtxt. Empty if the model does not exist.
 
         Raises InvalidInput for an invalid configuration or invalid files, and leaves no file behind.
         """
         if files and config is None:
-            raise InvalidInput("loading a model from files requires `config`, which may be {}")
+            raise InvalidInput("loading a model from files requires `config`; {} is enough")
         if config is None:
             return {e.name: e for e in self._repository.versions(name)}
         from edged.models.triton_text import read_json  # protobuf, which few models need
@@ -541,7 +548,7 @@ class Overrides:
         try:
             found = folder_entries(folder, name, triton)
             if not found:
-                raise InvalidInput(f"model {name!r}: no file has a name like file:1/model.onnx")
+                raise InvalidInput(f"model {name!r} has no model file; name it like file:1/model.onnx")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -558,7 +565,7 @@ class Overrides:
         if len(files) > _MOST_FILES or len(places) < len(files):
             raise InvalidInput(f"model {name!r} comes with {len(files)} files; send at most {_MOST_FILES}, each once")
         if sum(map(len, places.values())) > _MOST_BYTES:
-            raise TooLarge(f"the files of model {name!r} are larger than {_MOST_BYTES >> 20} MiB together")
+            raise TooLarge(f"the files of model {name!r} have more than {_MOST_BYTES >> 20} MiB together, the limit")
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o750)
             folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))

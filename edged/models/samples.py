@@ -1,7 +1,8 @@
 """Finds and checks the user's samples, which a model's engines are verified with.
 
 Samples are in `models/NAME/samples/`: pictures as JPEG or PNG files, tensors as *.npz files. The files may change at
-any time, so verification skips and reports a file that cannot be read. A model can only be added with readable samples.
+any time, so verification skips and reports a file that cannot be read. edged adds a model only if all samples
+given with the model can be read.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def is_tensors(name: str) -> bool:
 
 
 def listed(folder: Path) -> tuple[Path, ...]:
-    """Return the samples in a folder, the first `MOST` by name. Empty if the folder is missing or cannot be read.
+    """Return the samples in a folder, in the order of their names, at most `MOST`. Empty if the folder cannot be read.
 
     Links are not followed: otherwise a hostile package could use any picture that the daemon can read as a sample.
     """
@@ -47,7 +48,8 @@ def listed(folder: Path) -> tuple[Path, ...]:
 
 
 def find(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> dict[str, Path]:
-    """Return the samples in files and folders, by name. Raises InvalidInput for other paths, or too many samples."""
+    """Return a mapping from name to path of the given samples: files, or all samples in a folder. Raises InvalidInput
+    for other paths, or too many samples."""
     found: dict[str, Path] = {}
     for path in [Path(given)] if isinstance(given, (str, os.PathLike)) else map(Path, given):
         for sample in _expanded(path):
@@ -86,8 +88,8 @@ def content(path: str) -> str:
 
 
 def by_content(samples: Iterable[str], digest_of: Callable[[str], str] = content) -> dict[str, str]:
-    """Return the paths of the samples that can be read, by the SHA-256 of their content. `digest_of` returns this
-    digest."""
+    """Return a mapping from the SHA-256 of a sample's content to its path, without samples that cannot be read.
+    `digest_of` returns the digest of a path."""
     found = {digest_of(path): path for path in sorted(samples, reverse=True)}
     return {digest: found[digest] for digest in sorted(found) if SHA_256.fullmatch(digest)}
 

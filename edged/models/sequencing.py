@@ -31,8 +31,8 @@ _NEXT = ("{}N", "{}n", "{}_n", "{}_out", "{}_next", "next_{}", "new_{}")
 
 
 class Sequencing(msgspec.Struct, frozen=True):
-    """A model's states and controls. `idle` is how long a sequence may be idle, in seconds. `declared` is false if the
-    states were recognised by their names."""
+    """A model's states and controls in sequences of requests. `idle` is how long a sequence may be idle, in seconds.
+    `declared` is false if the states were recognised by their names."""
 
     states: tuple[State, ...] = ()
     controls: tuple[Control, ...] = ()
@@ -46,7 +46,7 @@ class Sequencing(msgspec.Struct, frozen=True):
 
     @property
     def outputs(self) -> frozenset[str]:
-        """The outputs that become an input of the next request."""
+        """The outputs that become inputs of the next request in the sequence."""
         return frozenset(state.output for state in self.states)
 
 
@@ -69,10 +69,10 @@ def sequencing(
     controls = {control.input: control for control in declared.controls}
     for key, value in settings.items():
         if key.startswith(_STATE):
-            spec = _known(key.removeprefix(_STATE), inputs, key)
+            spec = _known(key.removeprefix(_STATE), inputs, f"setting {key}")
             states[spec.name] = State(spec.name, value, spec.datatype, spec.dims)
         elif key.startswith(_CONTROL):
-            spec = _known(key.removeprefix(_CONTROL), inputs, key)
+            spec = _known(key.removeprefix(_CONTROL), inputs, f"setting {key}")
             controls[spec.name] = Control(spec.name, _KINDS[value], spec.datatype)
     idle = int(settings[_IDLE]) / 1e3 if _IDLE in settings else declared.idle
     is_declared = configured is not None or bool(states or controls)
@@ -108,13 +108,16 @@ def _check(key: str, value: str) -> None:
             raise ConfigError(f"setting {key[:80]}={value[:40]!r}: choose from {', '.join(_KINDS)}")
     elif not key.startswith(_STATE) or key == _STATE or not value:
         raise ConfigError(
-            f"setting {key[:80]!r}: write {_STATE}INPUT = OUTPUT, {_CONTROL}INPUT = {'|'.join(_KINDS)} or {_IDLE}"
+            f"invalid setting {key[:80]!r}: write {_STATE}INPUT = OUTPUT, {_CONTROL}INPUT = {'|'.join(_KINDS)}"
+            f" or {_IDLE}"
         )
 
 
 def _known(name: str, inputs: Mapping[str, TensorSpec], what: str) -> TensorSpec:
     if name not in inputs:
-        raise ConfigError(f"{what[:80]} names no input of the model, which has {', '.join(list(inputs)[:8]) or 'none'}")
+        raise ConfigError(
+            f"{what[:80]}: the model has no input {name[:60]!r}; its inputs are {', '.join(list(inputs)[:8]) or 'none'}"
+        )
     return inputs[name]
 
 
@@ -123,23 +126,27 @@ def _fit_state(state: State, inputs: Mapping[str, TensorSpec], outputs: Mapping[
     given, kept = _known(state.input, inputs, what), outputs.get(state.output)
     if kept is None:
         known = ", ".join(list(outputs)[:8])
-        raise ConfigError(f"{what} comes from {source}, which is not an output of the model; the model has {known}")
+        raise ConfigError(f"{what} comes from {source}, which is not an output of the model; its outputs are {known}")
     if kept.datatype != given.datatype or (state.datatype and state.datatype != given.datatype):
         raise ConfigError(
-            f"{what} is {given.datatype} in the model, {source} is {kept.datatype}"
-            f" and the configuration says {state.datatype or 'nothing'}; the datatypes must be equal"
+            f"the datatypes of {what} must be equal: the input is {given.datatype}, output {source} is {kept.datatype},"
+            f" and the configuration says {state.datatype or 'nothing'}"
         )
     if not _agree(given, kept):
-        raise ConfigError(f"{what} is {list(given.dims)}, {source} is {list(kept.dims)}; the shapes must match")
+        raise ConfigError(
+            f"the shapes of {what} must match: the input is {list(given.dims)}, output {source} is {list(kept.dims)}"
+        )
 
 
 def _fit_control(control: Control, inputs: Mapping[str, TensorSpec]) -> None:
     what = f"the control {control.input[:60]!r}"
     spec = _known(control.input, inputs, what)
     if control.datatype and control.datatype != spec.datatype:
-        raise ConfigError(f"{what} is {spec.datatype} in the model, the configuration says {control.datatype}")
+        raise ConfigError(f"{what} is {spec.datatype} in the model, but the configuration says {control.datatype}")
     if spec.datatype == "BF16" or (spec.datatype == "BYTES" and control.kind != "corrid"):
-        raise ConfigError(f"{what} is {spec.datatype} in the model, which cannot hold {control.kind}; choose another")
+        raise ConfigError(
+            f"{what} is {spec.datatype}, which cannot hold the control {control.kind!r}; choose another input"
+        )
 
 
 def _recognised(signature: Signature, controls: Mapping[str, Control]) -> Iterator[State]:
@@ -153,7 +160,7 @@ def _recognised(signature: Signature, controls: Mapping[str, Control]) -> Iterat
 
 
 def _agree(one: TensorSpec, other: TensorSpec) -> bool:
-    """Whether one tensor can fit both shapes."""
+    """Whether a single tensor can have both shapes."""
     if ANY_SHAPE in (one.shape, other.shape):
         return True
     pairs = list(zip(one.dims, other.dims, strict=False))

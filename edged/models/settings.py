@@ -87,7 +87,7 @@ def parse_assignments(assignments: Iterable[str]) -> Settings:
 
 
 def merge(settings: Mapping[str, str], changes: Mapping[str, str]) -> Settings:
-    """Return settings with changes applied. An empty value removes a setting."""
+    """Return settings with changes applied. An empty value in `changes` removes the setting."""
     return {key: value for key, value in {**settings, **changes}.items() if value}
 
 
@@ -130,9 +130,9 @@ def _check_figures(settings: Mapping[str, str]) -> None:
     for key in filter(lambda key: key.startswith(VERIFY), settings):
         precision, dot, figure = key[len(VERIFY) :].rpartition(".")
         if figure not in FIGURES:
-            raise ConfigError(f"unknown figure {figure!r} in {key}; {nearest(figure, FIGURES)}")
+            raise ConfigError(f"unknown figure {figure!r} in setting {key}; {nearest(figure, FIGURES)}")
         if dot and precision not in ALL_PRECISIONS:
-            raise ConfigError(f"unknown precision {precision!r} in {key}; {nearest(precision, ALL_PRECISIONS)}")
+            raise ConfigError(f"unknown precision {precision!r} in setting {key}; {nearest(precision, ALL_PRECISIONS)}")
         number(settings, key, 0.0, FIGURES[figure])
 
 
@@ -180,7 +180,7 @@ def performance(settings: Mapping[str, str]) -> Performance:
 
 
 def max_batch(settings: Mapping[str, str]) -> int | None:
-    """Return `batch.max`, the most frames, or rows of requests, in one batch; None if it is not set."""
+    """Return `batch.max`, the largest number of frames, or of rows of requests, in one batch; None if it is not set."""
     return integer(settings, BATCH_MAX, 1, _MAX_BATCH)
 
 
@@ -209,8 +209,8 @@ def verify_bounds(settings: Mapping[str, str], precision: str) -> dict[str, floa
 
 
 def read_toml(text: bytes) -> Settings:
-    """Parse settings from TOML. Tables become dotted names, other values become text. Raises ConfigError if it is not
-    valid TOML."""
+    """Parse settings from TOML. Tables become dotted names, other values become text. Raises ConfigError if the text is
+    not valid TOML."""
     try:
         tree = msgspec.toml.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -225,7 +225,7 @@ def write_toml(settings: Mapping[str, str]) -> bytes:
 
 
 def _quote(text: str) -> str:
-    """Return a TOML basic string: as in JSON, but non-ASCII is not escaped (TOML has no surrogates) and DEL is."""
+    """Return a TOML basic string. Unlike in JSON, DEL is escaped and non-ASCII is not (TOML has no surrogates)."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

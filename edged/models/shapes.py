@@ -4,7 +4,8 @@ that several inputs share. Pure.
     shapes.policy      any: an engine that takes any shape answers (the default); refuse: return an error;
                        learn: like any, and also build engines for a wider range
     shapes.quiet_s     learn: seconds for which the wanted range must not grow before its engines are built
-    shapes.most_mb     learn: the most MiB that the inputs of one request may take in the largest shapes
+    shapes.most_mb     learn: the range does not grow to shapes with which all inputs of one request together would have
+                       more than this many MiB
     shapes.per_hour    learn: for how many wider ranges edged may begin to build engines in an hour
 """
 
@@ -30,7 +31,7 @@ PolicyKind: TypeAlias = Literal["any", "refuse", "learn"]
 
 
 class ShapePolicy(msgspec.Struct, frozen=True):
-    """The settings `shapes.*`. `quiet_s` is in seconds. `most_bytes` is for all inputs of one request together."""
+    """The settings `shapes.*`. `quiet_s` is in seconds. `most_bytes` limits all inputs of one request together."""
 
     kind: PolicyKind = "any"
     quiet_s: float = _QUIET_S
@@ -65,7 +66,7 @@ def policy(settings: Mapping[str, str]) -> ShapePolicy:
 
 
 def ties(signature: Signature) -> tuple[Tie, ...]:
-    """Return the dimensions that several inputs or axes share, by their names in the model."""
+    """Return the named open dimensions that several inputs or axes share. Dimensions of the same name are the same."""
     places: dict[str, list[tuple[str, int]]] = {}
     for spec in signature.inputs:
         for axis, dim in enumerate(spec.shape if spec.shape != ANY_SHAPE else ()):
@@ -86,14 +87,14 @@ def unequal(tied: tuple[Tie, ...], shapes: Mapping[str, Shape]) -> str:
             wanted = list(shapes[name])
             wanted[axis] = shapes[first][at]
             return (
-                f"input {name!r} is {list(shapes[name])}, and its dimension {axis} ({tie.name[:60]!r}) must equal"
-                f" that of input {first!r}, {list(shapes[first])}: send {wanted}"
+                f"input {name!r} is {list(shapes[name])}, but its dimension {axis} ({tie.name[:60]!r}) must equal"
+                f" dimension {at} of input {first!r}, which is {list(shapes[first])}; send {wanted}"
             )
     return ""
 
 
 def _differing(places: list[tuple[str, int]], shapes: Mapping[str, Shape]) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Return the first of the places (input, axis) that must have equal sizes, and the first place with another
+    """Return the first of the places (input, axis) that must have equal sizes, and the first place with a different
     size."""
     first = places[0]
     size = shapes[first[0]][first[1]]

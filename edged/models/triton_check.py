@@ -29,11 +29,11 @@ def check(config: TritonConfig, signature: Signature, optional: Sequence[TensorS
             if spec.shape != ANY_SHAPE and (not spec.shape or isinstance(spec.shape[0], int)):
                 raise ConfigError(
                     f"config.pbtxt has max_batch_size {rows}, but the first dimension of {kind} {spec.name!r} "
-                    f"{list(spec.dims)} is not open; set it to 0, or export the model with an open one"
+                    f"{list(spec.dims)} is not open; set max_batch_size: 0, or export the model with an open dimension"
                 )
         names = [tensor.name for tensor in tensors]
         if len(set(names)) != len(names):
-            raise ConfigError(f"config.pbtxt names {kind} {max(names, key=names.count)!r} twice")
+            raise ConfigError(f"config.pbtxt names {kind} {max(names, key=names.count)!r} twice; remove one")
         for tensor in tensors:
             spec = _spec(kind, tensor.name, (*specs, *optional) if kind == "input" else specs)
             _require_datatype(f"{kind} {tensor.name!r}", tensor.datatype, spec)
@@ -47,7 +47,7 @@ def check(config: TritonConfig, signature: Signature, optional: Sequence[TensorS
 
 
 def declared(config: TritonConfig, signature: Signature) -> Signature:
-    """Return the signature, in which sizes from the configuration replace open dimensions."""
+    """Return the signature with the sizes that the configuration gives for open dimensions."""
     return Signature(
         tuple(_declared(spec, config.inputs, config.max_batch_size) for spec in signature.inputs),
         tuple(_declared(spec, config.outputs, config.max_batch_size) for spec in signature.outputs),
@@ -65,13 +65,13 @@ def is_batchable(signature: Signature) -> bool:
 def max_batch_size(
     signature: Signature, settings: Mapping[str, str], triton: TritonConfig, *, is_independent: bool = False
 ) -> int:
-    """Return the most rows of a tensor request; 0 if the model has no batch dimension.
+    """Return the largest number of rows in a tensor request; 0 if the model has no batch dimension.
 
-    If config.pbtxt describes tensors or sets max_batch_size, its value counts, and `batch.max` may lower it. Otherwise
-    a model has a batch dimension if the first dimension of every tensor is open and the largest number of rows is
-    known. This number is `batch.max`, or else the largest batch that all ranges of `profile.*` accept, or else, with
-    `is_independent`, Triton's default. `is_independent` says that the rows were found to be independent. The result
-    does not depend on the box, so that clients see the same value on every box.
+    If config.pbtxt describes tensors or sets max_batch_size, the result is its max_batch_size, or `batch.max` if that
+    is lower. Otherwise a model has a batch dimension if the first dimension of every tensor is open and the largest
+    number of rows is known. This number is `batch.max`, or else the largest batch that all ranges of `profile.*`
+    accept, or else, with `is_independent`, Triton's default. `is_independent` says that the rows were found to be
+    independent. The result does not depend on the box, so that clients see the same value on every box.
     """
     wanted = max_batch(settings)
     if triton.max_batch_size or triton.inputs or triton.outputs:
@@ -165,4 +165,6 @@ def _check_warmup(warmup: Warmup, config: TritonConfig, signature: Signature) ->
             raise ConfigError(f"{what}: input {each.name!r} is {list(spec.dims)} in the model, not {list(shape)}")
         total += math.prod(shape) * 4 if spec.datatype == "BYTES" else byte_size(spec.datatype, shape)
     if total > _MOST_WARMUP_BYTES:
-        raise ConfigError(f"{what} takes {total >> 20} MiB; give it smaller dims")
+        raise ConfigError(
+            f"{what} takes {total >> 20} MiB, more than the limit of {_MOST_WARMUP_BYTES >> 20} MiB; give smaller dims"
+        )

@@ -1,8 +1,8 @@
 """A model's Triton configuration: the fields with effect. Plain data; `triton_text` reads it.
 
-Format: config.pbtxt, the protobuf text form of inference.ModelConfig (protos/model_config.proto). Datatypes are the
-protocol's names. Dims have no batch dimension if `max_batch_size` is above 0; -1 is an open dimension. Times are in
-seconds.
+Format: config.pbtxt, the protobuf text form of inference.ModelConfig (protos/model_config.proto). Datatypes have the
+names of the Open Inference Protocol, such as FP32. Dims have no batch dimension if `max_batch_size` is above 0; -1 is
+an open dimension. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _MOST_VERSIONS = 64
 
 
 class VersionPolicy(msgspec.Struct, frozen=True):
-    """Which versions are served: the `latest` highest ones (0 for all), or those in `named` if it is not empty."""
+    """Which versions are served. `named` lists these versions. If it is empty, the highest versions are served, and
+    `latest` says how many (0 for all)."""
 
     latest: int = 1
     named: tuple[int, ...] = ()
@@ -86,9 +87,9 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
-    """How requests wait in the queue. `size` is the most that wait, 0 for the daemon's own limit. `timeout` is in
-    seconds, 0 for no timeout; `allow_override` lets a request set a shorter timeout. A request that waited longer is
-    refused, or, with `delay`, served after all others."""
+    """How requests wait in the queue. `size` is the largest number of waiting requests, 0 for the daemon's own limit.
+    `timeout` is in seconds, 0 for no timeout; `allow_override` lets a request set a shorter timeout. A request that
+    waits longer than its timeout is refused, or, with `delay`, served after all others."""
 
     size: int = 0
     timeout: float = 0.0
@@ -113,7 +114,9 @@ ControlKind = Literal["start", "ready", "end", "corrid"]
 
 
 class Control(msgspec.Struct, frozen=True):
-    """An input that edged fills in: with the value for false or true, or with the sequence's id (`corrid`)."""
+    """An input that edged fills in. If `kind` is "corrid", the input holds the sequence's id. Otherwise it holds a
+    value of `false_true`, the first for false or the second for true. "start" and "end" say whether the request starts
+    or ends the sequence; "ready" is always true."""
 
     input: str
     kind: ControlKind
@@ -137,7 +140,8 @@ class State(msgspec.Struct, frozen=True):
 
 class SequenceBatching(msgspec.Struct, frozen=True):
     """How requests form sequences. `idle` is the longest time between two requests of a sequence, in seconds.
-    `strategy` is how Triton would batch several sequences."""
+    `strategy` is the name of Triton's way to batch several sequences. edged runs requests of sequences one at a time,
+    and only reports this name to clients."""
 
     strategy: Literal["direct", "oldest"] = "direct"
     idle: float = 1.0
@@ -168,9 +172,9 @@ class Warmup(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One inference of an ensemble, by the model `model`. `version` is a number, or empty for the version that answers
-    requests without one. `inputs` has the ensemble's tensor for each input of the model, `outputs` for each output that
-    the ensemble uses."""
+    """One inference of an ensemble with the model `model`. `version` is a number, or empty for the version that answers
+    requests without a version. `inputs` maps each input of the model to a tensor of the ensemble. `outputs` maps each
+    output that the ensemble uses to a tensor of the ensemble."""
 
     model: str
     version: str
@@ -179,8 +183,9 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class TritonConfig(msgspec.Struct, frozen=True):
-    """A model's configuration. `max_batch_size` is 0 without a batch dimension, or if not given. `steps` are those of
-    an ensemble, None for a model with a file. `unused` has a line for each field without effect."""
+    """A model's configuration. `max_batch_size` is 0 if it is not given, or if the model has no batch dimension.
+    `steps` are the steps of an ensemble; None if the model is not an ensemble. `unused` has a line for each field
+    without effect."""
 
     max_batch_size: int = 0
     inputs: tuple[TensorConfig, ...] = ()

@@ -39,13 +39,16 @@ _MOST_TEXT = 240  # characters of a message
 _LONGEST_WAIT = 365 * 86400 * 10**6  # microseconds; some configurations have the largest number for "no limit"
 _MOST_ROWS = 1 << 20
 _MOST_COUNT = 10000  # requests of one warm-up
+_MOST_DIMS = 32
+_LARGEST_DIM = 1 << 40
+_MOST_LEVELS = 1 << 16  # priority levels
 _ENSEMBLE = "ensemble"
 _ROOT = cast(Descriptor, pb.ModelConfig.DESCRIPTOR)  # the stub has two classes of this name
 
 
 def read_text(data: bytes, name: str) -> TritonConfig:
-    """Read the configuration of model `name`. Raises ConfigError if it is invalid, or neither for an ONNX model nor for
-    an ensemble."""
+    """Read the configuration of model `name`. Raises ConfigError if the configuration is invalid, or if the model is
+    not an ONNX model and not an ensemble."""
     _require_size(len(data))
     message = pb.ModelConfig()
     try:
@@ -60,13 +63,13 @@ def read_text(data: bytes, name: str) -> TritonConfig:
 
 
 def read_json(text: str, name: str) -> TritonConfig:
-    """Read the configuration from JSON, like `read_text`."""
+    """Read the configuration of model `name` from JSON; otherwise like `read_text`."""
     _require_size(len(text))
     message = pb.ModelConfig()
     try:
         tree: object = json.loads(text)
         if not isinstance(tree, dict):
-            raise ConfigError("expected a JSON object")
+            raise ConfigError("the configuration must be a JSON object")
         json.dumps(tree, ensure_ascii=False).encode()  # raises ValueError for half of a surrogate pair
         json_format.ParseDict(tree, message, ignore_unknown_fields=True)
         unknown = list(_unknown_keys(tree, _ROOT, ""))
@@ -116,8 +119,8 @@ def _unknown_names(text: str) -> Iterator[str]:
     line = 0
 
     def lines() -> Iterator[str]:
-        """Yield the lines, and count the lines that the tokenizer has read, for edged's error messages. The tokenizer
-        reports the line's number only in messages that quote the whole line."""
+        """Yield the lines to the tokenizer and count them, because edged's messages give the line of an unknown
+        name."""
         nonlocal line
         for each in text.split("\n"):
             line += 1
@@ -164,7 +167,7 @@ def _unknown_keys(tree: dict[str, Any], message: Descriptor, path: str) -> Itera
             if isinstance(each, dict):
                 yield from _unknown_keys(each, inner, f"{path}{key}.")
             elif each is not None:  # the parser reads a string as an object without known fields
-                raise ValueError(f"{path}{key} is an object with fields, not {shown(str(each))}")
+                raise ValueError(f"{path}{key} must be an object with fields, not {shown(str(each))}")
 
 
 def _require_known_words(field: FieldDescriptor, values: Iterable[object]) -> None:
@@ -223,7 +226,7 @@ _WHY = {
 
 
 def unused(message: pb.ModelConfig) -> list[str]:
-    """Return a line for every field that is set but has no effect, in the order of the message."""
+    """Return a line for every field that is set but has no effect, in the order of the fields in the message."""
     used = {"input.optional"} if _is_ensemble(message) else set[str]()
     lines = [
         f"{path}: not used; {why}" if (why := _why(path)) else f"{path}: not used"
@@ -253,14 +256,14 @@ def _why(path: str) -> str:
 
 
 def _instances(message: pb.ModelConfig) -> Iterator[str]:
-    """Yield a line for each kind and count of instances that is set. They have no effect, because edged measures which
-    are the fastest."""
+    """Yield a line for each kind and count of instances that is set. These fields have no effect, because edged
+    measures which instances are the fastest."""
     for group in message.instance_group:
         if group.count > 1:
             yield f"instance_group.count: {group.count} is not used; edged measures how many instances are the fastest"
         if group.kind in (pb.ModelInstanceGroup.KIND_CPU, pb.ModelInstanceGroup.KIND_GPU) or group.gpus:
-            limit = "and the setting `backends` limits which are tried"
-            yield f"instance_group.kind: not used; edged measures which device is the fastest, {limit}"
+            limit = "the setting `backends` limits the choice"
+            yield f"instance_group.kind: not used; edged measures which device is the fastest; {limit}"
 
 
 # -- fields with effect ---------------------------------------------------------------------------------------------
@@ -268,11 +271,11 @@ def _instances(message: pb.ModelConfig) -> Iterator[str]:
 
 def _config(message: pb.ModelConfig, name: str, unused: tuple[str, ...]) -> TritonConfig:
     if message.name and message.name != name:
-        raise ConfigError(f"name is {message.name[:80]!r}, not {name!r}; correct it or leave it out")
+        raise ConfigError(f"the field 'name' is {message.name[:80]!r}, not {name!r}; correct the field or leave it out")
     if _is_ensemble(message):
         _require_for_ensemble(message)
     elif message.HasField("ensemble_scheduling"):
-        raise ConfigError(f'ensemble_scheduling is for ensembles; set platform: "{_ENSEMBLE}"')
+        raise ConfigError(f'ensemble_scheduling can only be used for ensembles; set platform: "{_ENSEMBLE}"')
     elif message.platform not in ("", "onnxruntime_onnx", "onnx"):
         raise ConfigError(f"platform {message.platform[:40]!r} is not for ONNX models; use onnxruntime_onnx or onnx")
     elif message.backend not in ("", "onnxruntime"):
@@ -281,7 +284,7 @@ def _config(message: pb.ModelConfig, name: str, unused: tuple[str, ...]) -> Trit
         raise ConfigError("batch_input and batch_output are not supported; remove them")
     rows = message.max_batch_size
     if not 0 <= rows <= _MOST_ROWS:
-        raise ConfigError(f"max_batch_size {rows} must be from 0 to {_MOST_ROWS}")
+        raise ConfigError(f"max_batch_size {rows} is not allowed; set a number from 0 to {_MOST_ROWS}")
     return TritonConfig(
         max_batch_size=rows,
         inputs=tuple(_tensor("input", each) for each in message.input),
@@ -312,14 +315,14 @@ def _require_for_ensemble(message: pb.ModelConfig) -> None:
     """Raise ConfigError for a field that an ensemble cannot have."""
     for name in (message.platform, message.backend):
         if name not in ("", _ENSEMBLE):
-            raise ConfigError(f"platform and backend are {_ENSEMBLE!r} and {name[:40]!r}; set only one of them")
+            raise ConfigError(f"platform and backend differ: {_ENSEMBLE!r} and {name[:40]!r}; set only one of them")
     given = {field.name for field, _ in message.ListFields()}
     if field := next((field for field in _OF_PARTS if field in given), None):
-        raise ConfigError(f"{field} is not for an ensemble; set it for the models of its steps")
+        raise ConfigError(f"{field} cannot be used for an ensemble; set it for the models of the steps")
     if message.model_transaction_policy.decoupled:
         raise ConfigError("an ensemble has one response for each request; remove model_transaction_policy")
     if any(each.HasField("reshape") for each in (*message.input, *message.output)):
-        raise ConfigError("reshape is not supported for an ensemble; give the shapes that its models have")
+        raise ConfigError("reshape is not supported for an ensemble; give the shapes of the models in dims")
 
 
 def _step(message: pb.ModelEnsembling.Step) -> Step:
@@ -339,14 +342,14 @@ def _tensor(kind: str, message: pb.ModelInput | pb.ModelOutput, label_file: str 
         raise ConfigError(f"an {kind} has no name; give every {kind} the name that it has in the model")
     reshape = _dims(what, message.reshape.shape) if message.HasField("reshape") else None
     optional = isinstance(message, pb.ModelInput) and message.optional
-    datatype, dims = _datatype(message.data_type), _dims(what, message.dims)
+    datatype, dims = _datatype(what, message.data_type), _dims(what, message.dims)
     return TensorConfig(message.name, datatype, dims, reshape, label_file, optional)
 
 
-def _datatype(number: int) -> str:
+def _datatype(what: str, number: int) -> str:
     """Return the protocol's name of a datatype; empty for TYPE_INVALID, the default."""
     if number not in pb.DataType.values():
-        raise ConfigError(f"unknown data_type {number}")
+        raise ConfigError(f"{what} has the unknown data_type {number}; use a name such as TYPE_FP32")
     name = pb.DataType.Name(pb.DataType.ValueType(number)).removeprefix("TYPE_")
     return {"INVALID": "", "STRING": "BYTES"}.get(name, name)
 
@@ -354,8 +357,11 @@ def _datatype(number: int) -> str:
 def _dims(what: str, dims: Iterable[int], *, is_open: bool = True) -> tuple[int, ...]:
     found = tuple(dims)
     least = -1 if is_open else 1
-    if len(found) > 32 or any(dim < least or dim == 0 or dim > 1 << 40 for dim in found):
-        raise ConfigError(f"{what} has invalid dims {list(found)[:16]}")
+    if len(found) > _MOST_DIMS:
+        raise ConfigError(f"{what} has {len(found)} dims; give at most {_MOST_DIMS}")
+    if any(dim < least or dim == 0 or dim > _LARGEST_DIM for dim in found):
+        sizes = f"sizes must be from 1 to {_LARGEST_DIM}{', or -1' * is_open}"
+        raise ConfigError(f"{what} has invalid dims {list(found)[:16]}; {sizes}")
     return found
 
 
@@ -368,7 +374,7 @@ def _versions(message: pb.ModelVersionPolicy) -> VersionPolicy | None:
         case "specific":
             named = tuple(sorted(set(message.specific.versions)))
             if not named or named[0] < 0:
-                raise ConfigError(f"version_policy names {list(named)[:8]}; name versions that exist")
+                raise ConfigError(f"version_policy names the versions {list(named)[:8]}; name versions that exist")
             return VersionPolicy(named=named)
     return None
 
@@ -376,14 +382,16 @@ def _versions(message: pb.ModelVersionPolicy) -> VersionPolicy | None:
 def _dynamic(message: pb.ModelDynamicBatching, rows: int) -> DynamicBatching:
     for size in message.preferred_batch_size:
         if not 1 <= size <= max(rows, 1):
-            raise ConfigError(f"dynamic_batching: preferred_batch_size {size} must be from 1 to max_batch_size, {rows}")
+            raise ConfigError(f"dynamic_batching: preferred_batch_size {size} is not from 1 to max_batch_size ({rows})")
     levels, default = message.priority_levels, message.default_priority_level
-    if levels > 1 << 16 or (levels and not 1 <= default <= levels) or (default and not levels):
+    if levels > _MOST_LEVELS:
+        raise ConfigError(f"dynamic_batching: priority_levels is {levels}; give at most {_MOST_LEVELS}")
+    if (levels and not 1 <= default <= levels) or (default and not levels):
         raise ConfigError(f"dynamic_batching: default_priority_level {default} is not one of {levels} priority levels")
     strange = [level for level in message.priority_queue_policy if not 1 <= level <= levels]
     if strange:
         raise ConfigError(
-            f"dynamic_batching: priority_queue_policy for level {strange[0]}, but priority_levels is {levels}"
+            f"dynamic_batching: priority_queue_policy has level {strange[0]}, but priority_levels is {levels}"
         )
     return DynamicBatching(
         tuple(message.preferred_batch_size),
@@ -434,10 +442,12 @@ _IDS = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
 def _control(name: str, message: pb.ModelSequenceBatching.Control) -> Control:
     what = f"control input {name!r}"
     kind = _CONTROLS.get(message.kind)
-    if kind is None or not name:
-        raise ConfigError(f"{what} has an unknown kind or no name")
+    if not name:
+        raise ConfigError("a control_input has no name; give the name of an input of the model")
+    if kind is None:
+        raise ConfigError(f"{what} has the unknown kind {message.kind}; use a name such as CONTROL_SEQUENCE_START")
     if kind == "corrid":
-        found = _datatype(message.data_type)
+        found = _datatype(what, message.data_type)
         if found not in _IDS:
             raise ConfigError(f"{what} cannot hold a sequence id with data_type {found or 'none'}; set TYPE_UINT64")
         return Control(name, kind, found)
@@ -455,7 +465,8 @@ def _control(name: str, message: pb.ModelSequenceBatching.Control) -> Control:
 
 
 def _state(message: pb.ModelSequenceBatching.State) -> State:
-    what, datatype = f"state {message.input_name!r}", _datatype(message.data_type)
+    what = f"state {message.input_name!r}"
+    datatype = _datatype(what, message.data_type)
     if not message.input_name or not message.output_name:
         raise ConfigError("a state of sequence_batching has no input_name or no output_name; give both")
     if len(message.initial_state) > 1:
@@ -464,8 +475,8 @@ def _state(message: pb.ModelSequenceBatching.State) -> State:
     if not message.initial_state:
         return state
     initial = message.initial_state[0]
-    if _datatype(initial.data_type) not in ("", datatype):
-        raise ConfigError(f"{what} and its initial state have different data_types")
+    if _datatype(f"the initial state of {what}", initial.data_type) not in ("", datatype):
+        raise ConfigError(f"{what} and its initial state have different data_types; correct one")
     file = _plain_name(f"{what}: data_file", initial.data_file)
     return replace(state, initial_file=file, initial_dims=_dims(what, initial.dims, is_open=False))
 
@@ -473,7 +484,7 @@ def _state(message: pb.ModelSequenceBatching.State) -> State:
 def _warmup(message: pb.ModelWarmup, rows: int) -> Warmup:
     what = f"model_warmup {message.name!r}"
     if message.batch_size > max(rows, 1):
-        raise ConfigError(f"{what} has batch_size {message.batch_size}, more than max_batch_size, {rows}")
+        raise ConfigError(f"{what} has batch_size {message.batch_size}, more than max_batch_size ({rows})")
     if message.count > _MOST_COUNT:
         raise ConfigError(f"{what} has count {message.count}; give at most {_MOST_COUNT}")
     inputs = tuple(
@@ -483,7 +494,7 @@ def _warmup(message: pb.ModelWarmup, rows: int) -> Warmup:
 
 
 def _warmup_input(what: str, name: str, message: pb.ModelWarmup.Input) -> WarmupInput:
-    dims, datatype = _dims(what, message.dims, is_open=False), _datatype(message.data_type)
+    dims, datatype = _dims(what, message.dims, is_open=False), _datatype(what, message.data_type)
     match message.WhichOneof("input_data_type"):
         case "input_data_file":
             require_plain_name(f"{what}: input_data_file", message.input_data_file)

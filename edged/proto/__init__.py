@@ -1,4 +1,5 @@
-"""gRPC messages generated from protos/ when the package is built; nothing else here is edited by hand."""
+"""Contains the gRPC messages. The build of the package creates the other files in this folder from protos/. Only this
+file is edited by hand."""
 
 from pathlib import Path
 

@@ -36,7 +36,7 @@ _PAGE = (b"<!", b"<html", b"<?xml")  # the first bytes of a page, such as one fo
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """The record of a fetched reference. `digests` has the SHA-256 of each file by relative name, the model first.
+    """The record of a fetched reference. `digests` maps the relative name of each file to its SHA-256, the model first.
     `settings` and `notes` come from the source."""
 
     reference: str
@@ -79,8 +79,9 @@ def local(text: str, state: Path | None = None, notify: Callable[[str], None] = 
 
 
 def place_of(text: str, state: Path) -> tuple[Path, bool]:
-    """Return the path of the model file that an argument names, without fetching it. The second value is False for a
-    reference whose file is missing or has changed, and True otherwise. If it is False, the path does not exist.
+    """Return the path of the model file that an argument names, without fetching it. The second value is True, unless
+    the argument is a reference whose fetched file is missing or has changed. In this case the second value is False,
+    and the path is a substitute that does not exist.
 
     Raises InvalidInput for a reference that cannot be used.
     """
@@ -128,12 +129,14 @@ def _alone(place: Path, notify: Callable[[str], None]) -> Iterator[None]:
         place.parent.mkdir(parents=True, exist_ok=True)
         lock = (place.parent / f".{place.name}.lock").open("w")
     except OSError as error:
-        raise Refused(unwritable(place.parent) or f"{place.parent} cannot be written: {error.strerror}") from None
+        raise Refused(
+            unwritable(place.parent) or f"{place.parent} cannot be written: {error.strerror or error}"
+        ) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            notify("waiting for another process that fetches it")
+            notify("waiting for another process that fetches the same reference")
             fcntl.flock(lock, fcntl.LOCK_EX)
         for left in place.parent.glob(f".{place.name}-*"):  # left by a process that was killed
             if (left / _OLD).exists() and not place.exists():
@@ -192,7 +195,9 @@ def _fetch(reference: Reference, place: Path, pin: Pin | None, notify: Callable[
                 raise Refused(f"{reference.text} {problem}")
             digests[name] = _digest(file)
             if location.digest not in ("", reference.digest, digests[name]):
-                raise Refused(f"{reference.text}: {name} is not the file that the source announces; try again")
+                raise Refused(
+                    f"{reference.text}: file {name} does not have the SHA-256 that the source announces; try again"
+                )
         found = Pin(reference.text, digests, dict(source.settings), list(source.notes))
         _compare(reference, found, pin, place)
         with (new / _PIN).open("wb") as out:
@@ -227,13 +232,13 @@ def _scratch(place: Path) -> Iterator[Path]:
 
 
 def _no_model(file: Path) -> str:
-    """Return why a file cannot be a model; empty if it may be one."""
+    """Return why a file cannot be a model; empty if it can be a model."""
     with file.open("rb") as opened:
         first = opened.read(16).lstrip().lower()
     if not first:
         return "answers with an empty file"
     if first.startswith(_PAGE):
-        return "answers with a page instead of a file; check the address, and whether it needs a login"
+        return "answers with a web page instead of a model file; check the address, and whether it needs a login"
     return ""
 
 

@@ -17,7 +17,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 class Reference(NamedTuple):
     """A parsed reference. `place` is what follows `SCHEME://`, without the digest. `digest` is the SHA-256 of the model
-    file in hexadecimal digits, or empty if the first download sets it."""
+    file in hexadecimal digits. It is empty if the reference has no digest; then later downloads must equal the first
+    one."""
 
     scheme: str
     place: str
@@ -41,7 +42,7 @@ def parse(text: str) -> Reference | None:
     if found is None:
         if _URL.match(text):
             raise InvalidInput(
-                f"references with {text.partition(':')[0]}: are not supported; edged supports {', '.join(SCHEMES)}"
+                f"the scheme {text.partition(':')[0]!r} of the reference is not supported; use {', '.join(SCHEMES)}"
             )
         return None
     place, _, fragment = found[2].partition("#")
@@ -53,13 +54,13 @@ def parse(text: str) -> Reference | None:
     if not is_usable:
         raise InvalidInput("the reference is not a valid address; write special characters as %XX")
     if "@" in parts.netloc:
-        raise InvalidInput("a reference must not have a password; use a server without one, or a signed address")
+        raise InvalidInput("a reference cannot have a password; use a server without a password, or a signed address")
     digest = _DIGEST.fullmatch(fragment)
     if fragment and digest is None:
         raise InvalidInput(f"#{fragment[:40]} is not a digest; append #sha256= and 64 hexadecimal digits")
     reference = Reference(found[1].lower(), place, digest[1].lower() if digest else "")
     if reference.scheme == "http" and not digest and not is_private(text):
-        raise InvalidInput(f"{reference.text} can be altered on its way; use https, or append #sha256=HEX")
+        raise InvalidInput(f"a file from {reference.text} can be altered on its way; use https, or append #sha256=HEX")
     return reference
 
 

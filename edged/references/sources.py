@@ -1,4 +1,4 @@
-"""Finds the files of a reference, and the model settings that its source states, by scheme.
+"""Finds the files of a reference, and the model settings that its source states. Each scheme has its own function.
 
 Protocols: OCI Distribution Specification 1.1; `resolve` of the Hugging Face Hub; the endpoint `ort` of Roboflow, as
 Roboflow Inference 1.x uses it.
@@ -40,8 +40,8 @@ _NOT_DONE = ("contrast", "grayscale", "static-crop")  # preprocessing of Roboflo
 
 
 class Source(NamedTuple):
-    """The files of a reference by relative name; the first is the model. `settings` are the model settings that the
-    source states. `notes` are lines for the user."""
+    """The files of a reference. `files` maps a relative name to a location; the first file is the model. `settings` are
+    the model settings that the source states. `notes` are lines for the user."""
 
     files: Mapping[str, Location]
     settings: Mapping[str, str] = {}
@@ -66,7 +66,7 @@ def _hugging_face(reference: Reference) -> Source:
     owner, _, rest = path.partition("/")
     repository, _, file = rest.partition("/")
     if not (owner and repository and file) or leads_outside(file):
-        raise InvalidInput(f"{reference.text}: give hf://OWNER/REPOSITORY/FILE@REVISION")
+        raise InvalidInput(f"{reference.text} is not valid; give hf://OWNER/REPOSITORY/FILE@REVISION")
     host = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     token = _secret("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -95,7 +95,7 @@ def _artefact(reference: Reference) -> Source:
     name, at, digest = rest.partition("@")
     repository, _, tag = name.partition(":")
     if not (host and repository):
-        raise InvalidInput(f"{reference.text}: give oci://REGISTRY/REPOSITORY:TAG, or @sha256:DIGEST instead of :TAG")
+        raise InvalidInput(f"{reference.text} is not valid; give oci://REGISTRY/REPOSITORY:TAG or ...@sha256:DIGEST")
     base = f"{'http' if is_private(f'http://{host}') else 'https'}://{host}/v2/{repository}"
     manifest = f"{base}/manifests/{digest if at else tag or 'latest'}"
     headers = {"Accept": _MANIFEST}
@@ -107,15 +107,20 @@ def _artefact(reference: Reference) -> Source:
     else:
         authorization = {}
     if at and hashlib.sha256(data).hexdigest() != digest.removeprefix("sha256:"):
-        raise Refused(f"{reference.text}: the registry answers with another manifest than {digest[:19]}")
+        raise Refused(f"{reference.text}: the registry's manifest does not have the digest {digest[:19]}...")
     try:
         layers = msgspec.json.decode(data, type=ready(_Manifest)).layers
     except msgspec.MsgspecError as error:
         raise Refused(f"{reference.text} has a manifest that edged cannot read: {error}") from None
     titled = {each.annotations.get(_TITLE, f"layer{number}"): each for number, each in enumerate(layers)}
     models = [title for title in titled if title.endswith(".onnx")] or list(titled)
-    if len(models) != 1 or any(leads_outside(title) for title in titled):
-        raise Refused(f"{reference.text} must have one layer whose title ends with .onnx; it has {', '.join(titled)}")
+    if (bad := next(filter(leads_outside, titled), None)) is not None:
+        raise Refused(
+            f"{reference.text} has a layer with the title {bad[:80]!r}, which leads outside the model's folder"
+        )
+    if len(models) != 1:
+        found = f"it has: {', '.join(titled)}" if titled else "it has no layers"
+        raise Refused(f"{reference.text} must have one layer whose title ends with .onnx; {found}")
     files = {}
     for title in sorted(titled, key=lambda title: title != models[0]):
         blob = titled[title].digest
@@ -159,7 +164,7 @@ def _login(host: str) -> str:
 def _roboflow(reference: Reference) -> Source:
     parts = reference.place.split("/")
     if len(parts) != 3 or not all(parts):
-        raise InvalidInput(f"{reference.text}: give roboflow://WORKSPACE/PROJECT/VERSION")
+        raise InvalidInput(f"{reference.text} is not valid; give roboflow://WORKSPACE/PROJECT/VERSION")
     _, project, version = parts
     host = os.environ.get("ROBOFLOW_API_HOST") or "https://api.roboflow.com"
     query = {"nocache": "true", "dynamic": "true", "device": "edged", "api_key": _roboflow_key()}
@@ -177,7 +182,7 @@ def _roboflow(reference: Reference) -> Source:
     if isinstance(resize, dict):
         settings |= _FITS.get(str(resize.get("format")), {"preprocess.fit": "stretch"})
     notes = tuple(
-        f"Roboflow applies {step} to each picture, edged does not" for step in _NOT_DONE if _is_on(steps, step)
+        f"Roboflow applies {step} to each picture; edged does not" for step in _NOT_DONE if _is_on(steps, step)
     )
     return Source({f"{project}-{version}.onnx": Location(model)}, settings, notes)
 
@@ -188,7 +193,8 @@ def _is_plain(name: str) -> bool:
 
 
 def _steps(environment: object) -> dict[str, object]:
-    """Return Roboflow's preprocessing steps by name. Roboflow may encode them as a JSON string inside the JSON."""
+    """Return a mapping from the name of each of Roboflow's preprocessing steps to the options of the step. Roboflow may
+    encode them as a JSON string inside the JSON."""
     found = environment.get("PREPROCESSING") if isinstance(environment, dict) else None
     try:
         found = json.loads(found) if isinstance(found, str) else found
@@ -205,7 +211,7 @@ def _is_on(steps: Mapping[str, object], step: str) -> bool:
 def _mapping(value: object, key: str) -> dict[str, object]:
     found = value.get(key) if isinstance(value, dict) else None
     if not isinstance(found, dict):
-        raise Refused(f"Roboflow's answer has no {key!r}; check the reference, or update edged")
+        raise Refused(f"Roboflow's answer has no field {key!r}; check the reference, or update edged")
     return found
 
 
@@ -214,7 +220,7 @@ def _secret(variable: str) -> str:
     a token cannot have."""
     secret = os.environ.get(variable, "").strip()
     if not (secret.isascii() and secret.isprintable()):
-        raise ConfigError(f"{variable} has characters that a token cannot have; set it again")
+        raise ConfigError(f"{variable} has characters that a token cannot have; set the variable again")
     return secret
 
 
@@ -226,5 +232,5 @@ def _roboflow_key() -> str:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"ROBOFLOW_API_KEY_FILE {file} cannot be read: {error}") from None
     if not key.strip():
-        raise ConfigError("no key for Roboflow; set ROBOFLOW_API_KEY, or ROBOFLOW_API_KEY_FILE to a file that has it")
+        raise ConfigError("no key for Roboflow; set ROBOFLOW_API_KEY to the key, or ROBOFLOW_API_KEY_FILE to its file")
     return key.strip()

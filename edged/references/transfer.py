@@ -71,7 +71,7 @@ def shown(url: str) -> str:
 
 def answer(url: str, headers: Mapping[str, str] = {}) -> tuple[bytes, Mapping[str, str]]:
     """Send a GET request. Return the body, and the headers by lower-case name. Raises TooLarge for a body of more than
-    4 MiB, and the errors of `save` except those of the disk."""
+    4 MiB, and the errors of `save` except the errors of the disk."""
     with _opened(Location(url, headers)) as response:
         data = _within(lambda: _read(response.read, url, _LARGEST_ANSWER + 1), url)
         if len(data) > _LARGEST_ANSWER:
@@ -93,7 +93,7 @@ def save(location: Location, file: Path, moved: Callable[[int], None]) -> None:
     """Download a file. `moved` is called with the number of bytes so far. Raises:
 
     - NotFound if the source does not have the file
-    - Unauthenticated if the source requires other credentials
+    - Unauthenticated if the source requires credentials, or refuses the given ones
     - Refused if the source refuses the request for another reason, or if the file cannot be written
     - DaemonUnavailable if the source cannot be reached, is too slow, or stops early
     - OutOfSpace or DiskFailing if the disk is full or fails
@@ -111,7 +111,9 @@ def save(location: Location, file: Path, moved: Callable[[int], None]) -> None:
                 if time.monotonic() - began > _QUIET_S + done / _SLOWEST:
                     raise DaemonUnavailable(f"{shown(location.url)} is too slow; try again")
     except OSError as error:
-        raise disk_fault(file.parent, error) or Refused(f"{file} cannot be written: {error.strerror}") from None
+        raise disk_fault(file.parent, error) or Refused(
+            f"{file} cannot be written: {error.strerror or error}"
+        ) from None
 
 
 def _pieces(location: Location, folder: Path) -> Iterator[bytes]:
@@ -127,14 +129,14 @@ def _pieces(location: Location, folder: Path) -> Iterator[bytes]:
             left -= len(piece)
             yield piece
         if expected and left:
-            raise DaemonUnavailable(f"{shown(location.url)} ended {left} bytes too early; try again")
+            raise DaemonUnavailable(f"{shown(location.url)} stopped sending {left} bytes too early; try again")
 
 
 def _read(read: Callable[[int], bytes], url: str, most: int) -> bytes:
     try:
         return read(most)
     except (OSError, http.client.HTTPException) as error:
-        raise DaemonUnavailable(f"{shown(url)} stopped: {error}; try again") from None
+        raise DaemonUnavailable(f"{shown(url)} stopped sending: {error}; try again") from None
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -146,7 +148,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         scheme = urlsplit(newurl).scheme
         is_weaker = scheme != "https" if req.type == "https" else is_private(req.full_url) and not is_private(newurl)
         if is_weaker or scheme not in ("https", "http"):
-            raise Refused(f"{shown(req.full_url)} redirects to {shown(newurl)}, which is not https")
+            raise Refused(f"{shown(req.full_url)} redirects to {shown(newurl)}; this address is not https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
 
 
@@ -167,7 +169,8 @@ def _opened(location: Location) -> Iterator[http.client.HTTPResponse]:
         if error.code in (401, 403):
             challenge = error.headers.get("WWW-Authenticate", "")
             raise Challenged(
-                f"{place} needs other credentials (HTTP {error.code}); see docs/references.md", challenge
+                f"{place} requires credentials, or different ones (HTTP {error.code}); see docs/references.md",
+                challenge,
             ) from None
         kind = NotFound if error.code in (404, 410) else Refused
         raise kind(f"{place} answers HTTP {error.code}") from None
@@ -204,8 +207,8 @@ def _within(call: Callable[[], T], url: str) -> T:
 
 
 def signing(scheme: str) -> dict[str, Any]:
-    """Return the options with which `obstore` opens a store of this scheme. Without credentials in the environment,
-    requests to S3 are not signed. To sign them, the library would ask the metadata service of Amazon's cloud for
+    """Return the options with which `obstore` opens a store of this scheme. If the environment has no credentials,
+    requests to S3 are not signed, because the library would ask the metadata service of Amazon's cloud for
     credentials."""
     return {"skip_signature": True} if scheme == "s3" and not any(map(os.environ.get, _AWS)) else {}
 
@@ -218,7 +221,7 @@ def _stored(url: str) -> Iterator[bytes]:
         from obstore import exceptions
         from obstore.store import from_url
     except ImportError:
-        raise Unsupported(f"{url} needs obstore; install it: {packages.install_extra('fleet')}") from None
+        raise Unsupported(f"{url} needs the package obstore; install it: {packages.install_extra('fleet')}") from None
     parts = urlsplit(url)
     options: dict[str, Any] = {"client_options": {"allow_http": is_private(os.environ.get("AWS_ENDPOINT_URL", ""))}}
     options["retry_config"] = {"max_retries": 2, "retry_timeout": timedelta(seconds=_QUIET_S)}
@@ -229,7 +232,9 @@ def _stored(url: str) -> Iterator[bytes]:
     except (exceptions.NotFoundError, FileNotFoundError):
         raise NotFound(f"{url} does not exist") from None
     except (exceptions.UnauthenticatedError, exceptions.PermissionDeniedError, PermissionError) as error:
-        raise Unauthenticated(f"{url} needs other credentials: {_first_line(error)}; see docs/references.md") from None
+        raise Unauthenticated(
+            f"{url} requires credentials, or different ones: {_first_line(error)}; see docs/references.md"
+        ) from None
     except (exceptions.BaseError, OSError) as error:
         raise DaemonUnavailable(f"{url} cannot be read: {_first_line(error)}") from None
 

@@ -176,8 +176,8 @@ def _release(arena: Arena, spans: list[Span]) -> None:
 
 
 def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list[Answered | EdgedError]:
-    """Return the result of each piece of work. Results are copies, because the span is reused. Names of embeddings in
-    the reply are dropped, because only the daemon assigns names.
+    """Return the result of each frame or request of a batch. Results are copies, because the span is reused. Names of
+    embeddings in the reply are dropped, because only the daemon assigns names.
 
     The outputs must be the requested outputs, lie inside the span `reply`, and have the rows of the batch. Otherwise
     the function raises EngineUnusable for tensor requests, and returns it for frames. The check is needed because a
@@ -192,7 +192,7 @@ def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list
         return [_answered(w, batch, views, engine, reply.times) for w, views in zip(works, outputs, strict=True)]
     wanted = sum(work.rows for work in works)
     if len(reply.seen) != wanted:
-        return [EngineUnusable(f"the host answered {len(reply.seen)} of {wanted} pictures") for _ in works]
+        return [EngineUnusable(f"the engine host answered {len(reply.seen)} of {wanted} pictures") for _ in works]
     seen, read = iter(reply.seen), partial(_answer, batch=batch, engine=engine, arena=arena)
     return [
         _crops(tuple(read(each, work) for each in islice(seen, work.rows)), batch, engine)
@@ -203,9 +203,9 @@ def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list
 
 
 def times_of(reply: Reply, most: int) -> list[list[m.Times]]:
-    """Return the times in a reply, as one list for each run of the engine. A run has at most `most` pictures. Its list
-    has one item for each picture without an error, and is left out if it has no item. A batch of tensor requests is one
-    run with one item."""
+    """Return the times in a reply, as one list for each run of the engine. A run has at most `most` pictures. The list
+    of a run has one item for each picture without an error; empty lists are left out. A batch of tensor requests counts
+    as one run, whose list has one item."""
     if isinstance(reply, m.Answer):
         return [[reply.times]]
     runs = (reply.seen[start : start + most] for start in range(0, len(reply.seen), most))
@@ -246,7 +246,7 @@ def _answer(seen: m.Seen, work: Work, batch: Batch, engine: EngineRef, arena: Ar
     try:
         content = None if seen.content is None else unpack(seen.content)
     except ValueError as error:
-        return EngineUnusable(f"the host sent an invalid content: {error}")
+        return EngineUnusable(f"the engine host sent an invalid answer to a picture: {error}")
     if isinstance(content, Embedding):
         content = Embedding(content.data)  # only the daemon gives names
     queue_ms = (batch.sent - work.received) * 1e3
@@ -274,7 +274,7 @@ def _require(refs: Sequence[m.TensorRef], engine: EngineRef, wanted: Collection[
     """Raise EngineUnusable unless `refs` are the wanted outputs, each once and with the engine's datatype."""
     names = {ref.name for ref in refs}
     if len(names) != len(refs) or (wanted and names != set(wanted)):
-        raise EngineUnusable(f"the host's outputs are not the {len(wanted)} requested ones")
+        raise EngineUnusable(f"the engine host returned outputs other than the {len(wanted)} requested outputs")
     known = engine.outputs
     if known and any(known.get(ref.name) != ref.datatype for ref in refs):
         raise EngineUnusable("an output from the host does not have the datatype that the model declares")
@@ -318,7 +318,8 @@ def _outputs(
 
 def _parts(ref: m.TensorRef, data: memoryview, rows: list[int]) -> Iterator[tuple[int, memoryview]]:
     if not ref.shape or ref.shape[0] != sum(rows) or ref.datatype == "BYTES":
-        raise EngineUnusable(f"output {ref.name!r} {ref.datatype}{list(ref.shape)} does not have {sum(rows)} rows")
+        what = f"output {ref.name!r} {ref.datatype}{list(ref.shape)}"
+        raise EngineUnusable(f"{what} cannot be split among the requests of a batch with {sum(rows)} rows")
     size, offset = len(data) // max(1, ref.shape[0]), 0
     for count in rows:
         yield count, data[offset : offset + count * size]

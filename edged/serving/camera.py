@@ -1,4 +1,4 @@
-"""Records counts, rates, ages of frames and the last error of each camera that sends frames, for operators.
+"""Keeps counts, rates, frame ages and the last error of each camera that sends frames. Operators see these values.
 
 The id of a camera and its model identify a record, so counts survive a reconnection. A record is dropped ten minutes
 after the last connection of its camera ends.
@@ -43,8 +43,8 @@ class Rate:
 
 
 class Limit:
-    """Admits at most `per_second` events a second on average (0: no limit). After a late event, the next event may be
-    up to one period early."""
+    """Admits at most `per_second` events a second on average (0: no limit). After a late event, the next event is
+    admitted even if it is up to one period early."""
 
     def __init__(self, per_second: float) -> None:
         self._period = 1 / per_second if per_second > 0 else 0.0
@@ -96,7 +96,10 @@ class StreamOptions(msgspec.Struct, frozen=True):
         range."""
         weight = weight or 1.0
         if not 0 <= max_fps <= 1e6 or not 0 <= max_staleness < math.inf:  # the comparisons are false for NaN
-            raise InvalidInput(f"max_fps={max_fps:g} and max_staleness={max_staleness:g} s must be 0 or more")
+            raise InvalidInput(
+                f"max_fps={max_fps:g} or max_staleness={max_staleness:g} s is out of range; max_fps must be 0 to"
+                " 1000000, max_staleness 0 or more"
+            )
         if not _WEIGHTS[0] <= weight <= _WEIGHTS[1]:
             raise InvalidInput(f"weight={weight:g} must be between {_WEIGHTS[0]:g} and {_WEIGHTS[1]:g}")
         if not _PRIORITIES[0] <= priority <= _PRIORITIES[1]:
@@ -145,14 +148,14 @@ class CameraRecord:
         self.width, self.height = width, height
 
     def fail(self, message: str, unix_s: float) -> None:
-        """Count a frame that was answered with an error, and record its message."""
+        """Count a frame that was answered with an error, and record the error's message."""
         self.failed += 1
         self.last_error, self.last_error_unix_s = message[:_LONGEST_ERROR], unix_s
 
     def doubt_clock(self, age: float, unix_s: float) -> None:
-        """Record as the last error that a frame was `age` seconds old on arrival. The operator then sees why frames are
-        skipped."""
-        self.last_error = f"a frame was stale on arrival, {age:.4g} s after its capture; check the camera's clock"
+        """Set `last_error` to the message that a frame was `age` seconds old on arrival. The operator then sees why
+        frames are skipped."""
+        self.last_error = f"a frame was too old on arrival, {age:.4g} s after its capture; check the camera's clock"
         self.last_error_unix_s = unix_s
 
     def report(self, now: float) -> CameraInfo:

@@ -70,7 +70,8 @@ class _Batch:
 
 
 class Candidates:
-    """The waiting candidates, and their examination. Methods raise EdgedError if the disk is full or fails.
+    """Keeps candidates until they are examined, and examines them. Methods raise EdgedError if the disk is full or
+    fails.
 
     One task may add candidates while another task examines a batch.
     """
@@ -90,8 +91,8 @@ class Candidates:
         picture: tuple[str, int, int, int],
         keep_free: int,
     ) -> None:
-        """Write a candidate to disk. `picture` has its pixel format, width, height and stride. `keep_free` bytes of the
-        disk stay free."""
+        """Write a candidate to disk. `picture` has the pixel format, width, height and stride of the frame. `keep_free`
+        bytes of the disk stay free."""
         try:
             if self._batch is None:
                 self._batch = _Batch(await asyncio.to_thread(self._files.new_batch), at.mono_s)
@@ -125,7 +126,11 @@ class Candidates:
             try:
                 outcomes = await self._outcomes(batch.folder, batch.candidates)
             except Exception:  # a bug: the collection goes on without these candidates
-                _LOG.exception("%d frames could not be examined", len(batch.candidates))
+                _LOG.exception(
+                    "%d frames were not added to their collections, because examining them failed; the collections"
+                    " continue",
+                    len(batch.candidates),
+                )
                 outcomes = [Outcome(each, each.file, problem="it could not be examined") for each in batch.candidates]
             await use(outcomes)
         finally:

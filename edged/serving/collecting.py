@@ -1,8 +1,9 @@
 """Decides which frames of a model's cameras are collected, and how long they are kept. Pure.
 
-Frames are spread over the time of the collection. When a frame is due, a frame that arrives becomes a *candidate*. It
-is copied, and kept unless it looks like a kept frame. If a candidate is dropped, another frame soon becomes a
-candidate. There are at most four candidates for each frame that is due, so few frames are copied even if many arrive.
+Frames are collected at moments that are spread over the time of the collection. After each of these moments, the next
+frame that arrives becomes a *candidate*. The candidate is copied, and kept unless it looks like a kept frame. If a
+candidate is dropped, another frame soon becomes a candidate. There are at most four candidates for each moment, so few
+frames are copied even if many arrive.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ class Clock(NamedTuple):
 
 
 class Pacer:
-    """Chooses the candidates of one collection. At `now` (monotonic seconds) the collection has run for its `spent_s`.
+    """Chooses the candidates of one collection. `now` is the monotonic time in seconds at which the pacer is created.
+    Before that time, the collection has run for `collection.spent_s` seconds.
 
-    Cameras take turns. The camera that has waited longest gets a moment to send a frame. Then a frame of the next
-    camera counts too. The time of a collection begins with its first candidate.
+    Cameras take turns. The camera that has waited longest gets a moment to send a frame. After this moment, a frame of
+    the next camera is accepted too. The time of a collection begins with its first candidate.
     """
 
     def __init__(self, collection: Collection, now: float) -> None:
@@ -58,7 +60,7 @@ class Pacer:
         return now - self._began if self._has_begun else 0.0
 
     def plan(self, have: int) -> None:
-        """Set when the next candidate is due, if `have` frames are kept or wait to be examined."""
+        """Set when the next candidate is due. `have` is the number of frames that are kept or wait to be examined."""
         due = max(have * self._period, self._last + self._pause)
         self._next = max(self._began + self._spec.after_gap(due), self._rest_until)
 
@@ -130,9 +132,9 @@ def dated(frame: Frame, now: Clock) -> Frame:
     """Return a frame with its date corrected by the clocks of the current boot.
 
     The age of a frame of the current boot comes from the uptime, which does not jump. Its date is the wall clock minus
-    this age. The age of a frame of an earlier boot is computed from the wall clock, once. If this age is negative, the
-    wall clock may not be set yet. The frame then stays unchanged in the first hour after the boot, and later counts as
-    new.
+    this age. The age of a frame of an earlier boot is computed once, from the wall clock. After that, the frame counts
+    as a frame of the current boot. If the computed age is negative, the wall clock may not be set yet. In the first
+    hour after the boot, such a frame stays unchanged. After this hour, the frame gets the age 0.
     """
     if frame.boot == now.boot:
         taken = now.unix_s - (now.uptime_s - frame.uptime_s)

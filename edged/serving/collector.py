@@ -1,4 +1,4 @@
-"""Collects frames of live cameras for models: copies candidates from streams, and keeps those that look new.
+"""Collects frames of live cameras for models: copies candidates from streams, and keeps candidates that look new.
 
 Threads access the disk. If the disk or the budget is full, a collection pauses and tries again later. Frames are never
 stored incompletely. A collection continues after a restart of the daemon.
@@ -108,7 +108,7 @@ class Collector:
         async with self._changing:
             if self.kept.has_frames(model):
                 is_running = model in self.kept.running
-                what = "frames are already being collected" if is_running else "there are already frames"
+                what = "frames are already being collected" if is_running else "there are already collected frames"
                 raise Refused(f"{what} for model {model!r}; remove them first: edged samples remove {model}")
             await self.kept.begin(model, Collection(tuple(sorted(set(cameras))), frames, over_s, self._clock().unix_s))
 
@@ -126,12 +126,12 @@ class Collector:
         removed."""
         async with self._changing:
             if model not in self.kept.gatherings and model not in self.kept.damaged:
-                raise NotFound(f"there are no frames for model {model[:80]!r}; see: edged samples list")
+                raise NotFound(f"there are no collected frames for model {model[:80]!r}; see: edged samples list")
             await self.kept.remove(model)
         self._wake.set()  # the configuration may ask for new ones
 
     async def forget(self, model: str) -> None:
-        """Remove the frames of all versions of a model, if it has any."""
+        """Remove the frames of all versions of a model, if there are any."""
         async with self._changing:
             for each in {*self.kept.gatherings, *self.kept.damaged}:
                 if split_name(each)[0] == model:
@@ -173,7 +173,7 @@ class Collector:
             self._examining = self._tasks.start(work)
 
     async def _apply_settings(self) -> None:
-        """Begin and change the collections in the configuration, and end those that the configuration no longer has."""
+        """Begin new collections of the configuration, apply changes to running ones, and end removed ones."""
         wanted = self._settings.collect
         for model, spec in wanted.items():
             found, over_s = self.kept.gatherings.get(model), spec.over_hours * 3600
@@ -212,10 +212,10 @@ class Collector:
         """Raise OutOfSpace if the kept frames and the candidates need more space than the configuration allows."""
         model, settings = gathering.model, self._settings
         if gathering.bytes > settings.model_mb << 20:
-            raise OutOfSpace(f"the frames of {model} need more than frames.model_mb, {settings.model_mb} MiB; raise it")
+            raise OutOfSpace(f"the frames of {model} exceed the {settings.model_mb} MiB of frames.model_mb; raise it")
         if sum(each.bytes for each in self.kept.gatherings.values()) > settings.limit_mb << 20:
             raise OutOfSpace(
-                f"the frames of all models need more than frames.limit_mb, {settings.limit_mb} MiB; raise it"
+                f"the frames of all models exceed the {settings.limit_mb} MiB of frames.limit_mb; raise this limit"
             )
 
     async def _keep(self, outcomes: list[Outcome]) -> None:

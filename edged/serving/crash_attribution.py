@@ -4,11 +4,11 @@ A host is a process that runs engines. If it dies, it interrupts all of them, so
 
 - If the host was killed from outside, by an operator or by the kernel for lack of memory, its engines are not blamed.
   Only an engine that had work at two such deaths in a row, without an answer between them, becomes a suspect.
-- Otherwise every engine that had work is a suspect. Half of the suspects with the most deaths move to another host, so
-  that the next death has half as many suspects. If only one suspect is left, it gets its own host. Memory limits the
-  number of hosts for suspects.
+- Otherwise every engine that had work is a suspect. Several suspects may share the highest number of deaths. Half of
+  these move to another host, so that the next death has half as many suspects. If only one suspect is left, it gets its
+  own host. Memory limits the number of hosts for suspects.
 - An engine that was blamed `DEATHS` times is quarantined, if it was alone in at least one of these deaths. Another
-  engine of the model may serve instead. That engine is quarantined after `DEATHS - 1` deaths.
+  engine of the model may serve instead. This other engine is quarantined after `DEATHS - 1` deaths.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def live(records: Records, unix_s: float) -> Records:
 
 
 def forgiven(records: Records, model: str, engine: str = "") -> Records:
-    """Return the records without those of a model, or without one engine of that model."""
+    """Return the records without the records of a model. If `engine` is given, drop only this engine's record."""
     return {s: r for s, r in records.items() if s.model != model or engine not in ("", s.engine)}
 
 
@@ -129,9 +129,9 @@ def _move(records: Records, involved: list[EngineId], most_hosts: int, now: floa
 
 
 def _is_enough(deaths: tuple[Death, ...], allowed: int) -> bool:
-    """Whether there are `allowed` deaths, which suffice for a quarantine. All deaths in which other engines also had
-    work count as one death. The engine must have been alone in at least one death, because an engine that kills hosts
-    gets a host alone sooner or later."""
+    """Whether the deaths suffice for a quarantine, which requires `allowed` deaths. All deaths in which other engines
+    also had work count as one death. The engine must have been alone in at least one death, because an engine that
+    kills hosts gets a host alone sooner or later."""
     counted = _counted(deaths)
     alone = sum(death.is_alone for death in counted)
     return alone > 0 and alone + min(1, len(counted) - alone) >= allowed

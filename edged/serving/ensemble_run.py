@@ -34,8 +34,9 @@ _UNKNOWN = 8  # each request gets 1/8 of the memory until the first one has been
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A tensor of an ensemble. `rows` is the number of rows of the request that made the tensor, 0 if it had no batch
-    dimension."""
+    """A tensor of an ensemble. `rows` is the number of rows of the request that made the tensor; 0 if this request had
+    no batch dimension. An input of the ensemble is made by the client's request, any other tensor by the request of a
+    step."""
 
     datatype: str
     shape: tuple[int, ...]
@@ -117,8 +118,8 @@ class Budget:
         more = size - reservation.size
         if self.running > 1 and self.reserved + more > self.capacity:
             raise Overloaded(
-                f"the tensors between the steps take more than {self.capacity >> 20} MiB; send fewer requests at a"
-                " time, or smaller ones"
+                f"the tensors between the steps take more than {self.capacity >> 20} MiB; send fewer or smaller"
+                " requests at a time"
             )
         reservation.size = size
         self.reserved += more
@@ -131,7 +132,7 @@ class Budget:
             self._admit(size)
             return
         if len(self._waiting) >= _WAITING and not patient:
-            raise Overloaded(f"{_WAITING} requests of the ensemble wait for memory; send fewer at a time")
+            raise Overloaded(f"{_WAITING} requests of the ensemble already wait for memory; send fewer at a time")
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[place] = size
         try:

@@ -30,7 +30,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 class Seen(msgspec.Struct, frozen=True):
     """The shapes of all requests so far. `requests` is the number of requests. `kinds` has their combinations of
-    shapes, the most frequent first. `smallest` and `largest` have the bounds of each dimension by input."""
+    shapes, the most frequent first. `smallest` and `largest` map each input to the bounds of its dimensions."""
 
     requests: int = 0
     kinds: tuple[Kind, ...] = ()
@@ -38,8 +38,8 @@ class Seen(msgspec.Struct, frozen=True):
     largest: dict[str, Shape] = {}
 
     def range(self, name: str) -> Range | None:
-        """Return the smallest, most frequent and largest size of each dimension of an input; None if it has not been
-        seen."""
+        """Return the smallest, most frequent and largest size of each dimension of an input; None if no request had the
+        input."""
         least, most = self.smallest.get(name), self.largest.get(name)
         if least is None or most is None or len(least) != len(most):
             return None
@@ -60,7 +60,8 @@ class Traffic:
         self._pending: dict[Combination, int] = {}
 
     def note(self, shapes: Combination) -> None:
-        """Record an answered request. Mostly this only increments a count, because it runs for every request."""
+        """Record an answered request. This method runs for every request. To be fast, it mostly only increments a
+        count."""
         self._pending[shapes] = self._pending.get(shapes, 0) + 1
         if len(self._pending) >= _PENDING:
             self._sort_in()
@@ -77,7 +78,7 @@ class Traffic:
         )
 
     def look(self) -> int:
-        """Count all requests so far, and return `version`."""
+        """Merge the requests that `note` recorded into the counts, and return `version`."""
         self._sort_in()
         return self.version
 

@@ -27,7 +27,7 @@ _REST_SECONDS = 60.0  # after a full disk or budget
 
 
 class FrameCollections:
-    """The finished and the running collections, by model."""
+    """The finished and running collections of all models."""
 
     def __init__(self, files: FrameFiles, emit: Callable[[What, str], None], clock: Callable[[], Clock]) -> None:
         """Read the collections on disk. `emit` records an event of a model."""
@@ -40,7 +40,7 @@ class FrameCollections:
 
     def collected(self, model: str) -> Collected | None:
         """Return the collected frames of a model, or None if no collection has finished. While a further collection
-        runs, the result has only the id of the previous collection."""
+        runs, the result has the id of the previous collection, but no frames."""
         found = self.gatherings.get(model)
         return found.collected if found is not None else None
 
@@ -49,7 +49,7 @@ class FrameCollections:
         return self._files.folder(model)
 
     def spent_s(self, gathering: Gathering) -> float:
-        """Return for how long a collection has run."""
+        """Return for how many seconds a collection has run."""
         spent = gathering.collection.spent_s
         return spent if gathering.collection.finished else gathering.pacer.offset(self._clock().mono_s)
 
@@ -73,12 +73,13 @@ class FrameCollections:
     def rest(self, gathering: Gathering, problem: str) -> None:
         """Pause a collection for a minute. `problem` says why."""
         if gathering.problem != problem:
-            _LOG.warning("collecting frames for model %s: %s; trying again", gathering.model, problem)
+            _LOG.warning("the collection of frames for model %s pauses: %s; trying again", gathering.model, problem)
         gathering.problem = problem
         gathering.pacer.rest(self._clock().mono_s + _REST_SECONDS)
 
     async def finish(self, gathering: Gathering) -> None:
-        """Finish a collection. Remove it if it has neither frames nor the id of an earlier collection."""
+        """Finish a collection. If the collection has no frames, it keeps the id of the previous collection of the
+        model. If it has no such id either, it is removed."""
         model, frames = gathering.model, gathering.collection.frames
         made = id_of(frames) if frames else gathering.collection.id
         if not made:
@@ -113,7 +114,7 @@ class FrameCollections:
             await despite_cancelling(asyncio.to_thread(self._files.remove, model))
             self.damaged.pop(model, None)
         except OSError as error:
-            self.damaged[model] = f"they could not be removed: {error.strerror or error}"
+            self.damaged[model] = f"the frames could not be removed: {error.strerror or error}"
             raise InvalidInput(f"the frames of {model!r} could not be removed: {error.strerror or error}") from error
         finally:
             if found is not None and found.collected is not None:
@@ -152,7 +153,7 @@ class FrameCollections:
         try:
             found, self.damaged = self._files.open()
         except OSError as error:
-            _LOG.error("collected frames cannot be read: %s: %s", self._files.root, error.strerror or error)
+            _LOG.error("collected frames in %s cannot be read: %s", self._files.root, error.strerror or error)
             return
         for model, collection in found.items():
             last = max((frame.offset_s for frame in collection.frames), default=0.0)

@@ -48,8 +48,8 @@ class FrameFiles:
         return folder_of(self.root.parent, model)
 
     def open(self) -> tuple[dict[str, Collection], dict[str, str]]:
-        """Remove leftovers. Return the usable collections, and why each other collection cannot be used, both by
-        model."""
+        """Remove leftovers. Return a mapping from models to their usable collections, and a mapping from the other
+        models to the reasons why their collections cannot be used."""
         found, damaged = dict[str, Collection](), dict[str, str]()
         if not self.root.is_dir():
             return found, damaged
@@ -67,8 +67,8 @@ class FrameFiles:
                 collection = read_index(folder)
                 found[model] = self._tidy(folder, collection)
             except (OSError, sealed.Damaged) as error:
-                why = "its index is missing" if isinstance(error, FileNotFoundError) else str(error)
-                _LOG.error("frames in %s cannot be used: %s; restore collection.json or remove them", folder, why)
+                why = "collection.json is missing" if isinstance(error, FileNotFoundError) else str(error)
+                _LOG.error("frames in %s cannot be used: %s; restore collection.json or remove the frames", folder, why)
                 damaged[model] = why
         return found, damaged
 

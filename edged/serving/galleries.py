@@ -1,7 +1,8 @@
 """Keeps a model's gallery, which is a set of named embeddings, in memory and in a file below the state directory.
 
-Faces and their names are personal data. The files have vectors but no pictures. Only the daemon's user can read them,
-and child processes cannot (`daemon/locations.py`). A damaged file is kept for the operator, but not used.
+Faces and their names are personal data. The files have vectors but no pictures. Only the daemon's user can read them.
+Child processes run as the same user, but they are confined and cannot read them (`daemon/locations.py`). A damaged file
+is kept for the operator, but not used.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LARGEST = MOST_BYTES * 2  # bytes of a file: vectors in base64, and names
 
 
 class Galleries:
-    """The galleries by model. Threads copy vectors and access the disk."""
+    """The galleries of all models. Threads copy vectors and access the disk."""
 
     def __init__(self, folder: Path) -> None:
         """Read the galleries in `folder`, which need not exist."""
@@ -51,7 +52,7 @@ class Galleries:
         return dict(sorted(self._galleries.items()))
 
     def damaged(self) -> dict[str, str]:
-        """Return why the file of a gallery cannot be used, by model."""
+        """Return a mapping from models to the reasons why the files of their galleries cannot be used."""
         return dict(self._damaged)
 
     async def add(self, model: str, space: str, name: str, embeddings: list[Embedding]) -> Gallery:
@@ -65,7 +66,7 @@ class Galleries:
             gallery = await asyncio.to_thread(before.with_pictures, name, embeddings)
             others = sum(len(each.vectors) for key, each in self._galleries.items() if key != model)
             if others + len(gallery.vectors) > _MOST_BYTES:
-                raise InvalidInput(f"all galleries together may have {_MOST_BYTES >> 20} MiB; remove a name first")
+                raise InvalidInput(f"all galleries together would exceed {_MOST_BYTES >> 20} MiB; remove a name first")
             await self._replace(model, gallery)
             return gallery
 
@@ -78,14 +79,14 @@ class Galleries:
                 raise NotFound(f"model {model[:80]!r} has no gallery; see: edged gallery list")
             if name and gallery is not None:
                 if name not in gallery.names:
-                    raise NotFound(f"no {name[:80]!r} in the gallery of {model}; see: edged gallery list {model}")
+                    raise NotFound(f"the gallery of {model} has no name {name[:80]!r}; see: edged gallery list {model}")
                 gallery = await asyncio.to_thread(gallery.without, name)
             left = gallery if name and gallery is not None and gallery.names else None
             await self._replace(model, left)
             return left
 
     async def forget(self, model: str) -> None:
-        """Remove the galleries of all versions of a model, if it has any."""
+        """Remove the galleries of all versions of a model, if there are any."""
         for each in {*self._galleries, *self._damaged}:
             if split_name(each)[0] == model:
                 await self.remove(each, "")
@@ -123,15 +124,15 @@ class Galleries:
             model = unquote(path.name.removesuffix(_SUFFIX))
             try:
                 if path.stat().st_size > _LARGEST:
-                    raise sealed.Damaged("it is too large")
+                    raise sealed.Damaged("the file is too large")
                 self._galleries[model] = sealed.unseal(read_regular(path), Gallery)
             except (OSError, sealed.Damaged) as error:
-                _LOG.error("gallery %s cannot be used: %s; restore it or add the pictures again", path, error)
+                _LOG.error("gallery %s cannot be used: %s; restore the file or add the pictures again", path, error)
                 self._damaged[model] = str(error)
 
 
 def embeddings_of(answer: Answered) -> list[Embedding]:
-    """Return the embeddings in an answer, including those of the regions of a picture."""
+    """Return the embeddings in an answer and in the answers to its regions."""
     inner = [found for each in answer.crops if isinstance(each, Answered) for found in embeddings_of(each)]
     return [answer.content, *inner] if isinstance(answer.content, Embedding) else inner
 

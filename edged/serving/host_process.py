@@ -1,4 +1,4 @@
-"""The process of an engine host: its start, its output, its progress and its end."""
+"""Starts and ends the process of an engine host, forwards its output, and observes its progress."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class End(str, enum.Enum):
 
     @property
     def is_outside(self) -> bool:
-        """Whether a cause outside the process ended it. This death alone is then not blamed on its work."""
+        """Whether a cause outside the process ended it. If so, this single death does not suffice to blame the work of
+        the process."""
         return self is not End.WORK
 
 
@@ -101,8 +102,8 @@ class HostProcess:
         return end_of(self.status, is_out_of_memory=memory.kernel_kills() != self._kernel_kills)
 
     def look(self) -> None:
-        """Record that the process is alive, so that earlier kills by the kernel do not count as the cause of its
-        end."""
+        """Record that the process is alive. If the kernel has killed other processes for lack of memory so far, these
+        kills then do not count as the cause of this process's end."""
         self._kernel_kills = memory.kernel_kills()
 
     async def stop(self) -> None:
@@ -140,8 +141,8 @@ class Sign(msgspec.Struct, frozen=True):
 
 
 def read(pid: int, *, threads: bool = False) -> Sign | None:
-    """Return an observation of a process, or None if the process is gone. With `threads`, the state is D if any thread
-    runs or waits for a disk. Format: proc_pid_stat(5)."""
+    """Return an observation of a process, or None if the process is gone. With `threads`, a sleeping process gets the
+    state D if any of its threads runs or waits for a disk. Format: proc_pid_stat(5)."""
     try:
         fields = _fields(f"/proc/{pid}/stat")
         state, work = fields[0].decode(), tuple(int(fields[place]) for place in (7, 9, 11, 12))

@@ -96,7 +96,7 @@ class Hosts:
         return max(0.0, record.not_before - time.monotonic()) if record else 0.0
 
     def empty(self, wanted: Container[HostKind]) -> list[HostLink]:
-        """Return the hosts without sessions that may be stopped: their kind is not in `wanted`, or they have had no
+        """Return the hosts to stop. They have no sessions, and their kind is not in `wanted` or they have had no
         session for a minute."""
         now, found = time.monotonic(), []
         for kind, link in self._links.items():
@@ -127,7 +127,8 @@ class Hosts:
             try:
                 await link.start()
                 if kind.version and not registry.agree(link.version, kind.version):
-                    raise Superseded(f"{kind.backend} on disk changed from {kind.version} to {link.version}")
+                    what = f"{kind.backend} is now installed in version {link.version}"
+                    raise Superseded(f"{what}, but the engine was planned for version {kind.version}")
             except BaseException:
                 await link.stop()
                 raise
@@ -140,8 +141,10 @@ class Hosts:
         now = time.monotonic()
         record = self._records.setdefault(kind, _Record())
         if not link.stopping and link.loss.end is not End.OUTSIDE:
-            record.deaths = 1 if now - record.started > _HEALTHY_SECONDS else record.deaths + 1
-            has_room = bool(link.version) and memory.available_mb() >= _ROOM_MB
+            has_started = bool(link.version)
+            was_healthy = has_started and now - record.started > _HEALTHY_SECONDS
+            record.deaths = 1 if was_healthy else record.deaths + 1
+            has_room = has_started and memory.available_mb() >= _ROOM_MB
             record.not_before = now + pause(record.deaths, has_room=has_room)
         if self._links.get(kind) is link:
             del self._links[kind]
@@ -149,7 +152,8 @@ class Hosts:
         self._on_lost(link, why)
 
     def _prune(self, now: float) -> None:
-        """Drop the records of hosts that do not run and may start at once, such as hosts of older libraries."""
+        """Drop the records of hosts that neither run nor start, once their pause is over and their last start is long
+        ago. Otherwise records of hosts with older libraries would accumulate."""
         there = self._links.keys() | self._starting.keys()
         self._records = {
             kind: record

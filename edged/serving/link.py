@@ -54,8 +54,8 @@ Reply = m.Answer | m.Detected
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """The engine of a session, and the limits of its requests. `family` names the family and the package whose code
-    decodes the outputs. It is empty if edged's own code decodes them."""
+    """The engine of a session, and the limits of its requests. `family` is a text with the names of the model family
+    and its package, if the package's code decodes the outputs. It is empty if edged's own code decodes the outputs."""
 
     suspect: EngineId = EngineId("", "")
     bounds: Bounds = Bounds()
@@ -130,7 +130,7 @@ class HostSession:
         return self.stopped.pop(job, None) is not None
 
     def late(self, now: float) -> float:
-        """Return the most seconds by which a running job exceeds its limit; negative if no job exceeds it."""
+        """Return the largest number of seconds by which a running job exceeds its limit; negative if no job does."""
         return max((now - began - self._allowed(job) for job, began in self.jobs.items()), default=-math.inf)
 
     def overdue(self, now: float, grace: float) -> tuple[Literal["", "stop", "hopeless"], int]:
@@ -258,7 +258,7 @@ class HostLink:
         message = make(number)
         session = self.sessions.get(message.session)
         if session is None or session.closing is not None:  # the host would end if it got work for a closed session
-            raise NotReady("the engine was just replaced by another one")
+            raise NotReady("the engine was just replaced; send the request again")
         self._send(message)
         parts = message.parts if isinstance(message, m.Infer) else len(message.pictures)
         runs = -(-parts // message.most) if isinstance(message, m.Detect) and message.most else 1
@@ -267,7 +267,7 @@ class HostLink:
         return future
 
     def abandon(self, future: asyncio.Future[Reply]) -> None:
-        """Ask the host to stop a job that no request waits for any more. The host still answers it."""
+        """Ask the host to stop a job that no request waits for any more. The host still sends an answer to the job."""
         for number, job in self._jobs.items():
             if job.future is future:
                 with contextlib.suppress(HostLost):
@@ -275,7 +275,7 @@ class HostLink:
                 return
 
     async def stop(self) -> None:
-        """End the process; its unanswered work fails with HostLost. A process that hangs in a driver cannot be killed
+        """End the process. Jobs without an answer fail with HostLost. A process that hangs in a driver cannot be killed
         and is left running."""
         self.stopping = True
         if self._process is not None:
@@ -285,14 +285,15 @@ class HostLink:
             await asyncio.wait((self._watch,), timeout=self._times.gone)
 
     def kill(self, why: str, suspects: Collection[int] | None = None, end: End = End.WORK) -> None:
-        """Kill the process. `suspects` are the sessions that caused the problem, by default all busy sessions."""
+        """Kill the process. `suspects` are the numbers of the sessions that caused the problem, None for all busy
+        sessions."""
         if self._process is not None:
             self._process.kill()
         self._lose(why, suspects, end)
 
     @property
     def overdue(self) -> float:
-        """Seconds by which the host exceeds its limits; 0 while it is within them."""
+        """Seconds by which the host exceeds its time limits; 0 while it exceeds none."""
         now = time.monotonic()
         return max([0.0, *(session.late(now) for session in self.sessions.values()), *self._waits(now).values()])
 
@@ -324,7 +325,7 @@ class HostLink:
             self.kill("no longer answers")
 
     def _most_bulk(self) -> int:
-        """Return the most bytes of outputs that the next answer may have."""
+        """Return the maximum number of bytes that the outputs of the next answer may have."""
         return max(
             (_FOUND_BYTES + (job.session.tenant.bounds.output_mb << 20) * job.parts for job in self._jobs.values()),
             default=0,
@@ -348,7 +349,10 @@ class HostLink:
         EngineUnusable after too many of them."""
         self._received += 1
         if self._received > self._sent + _UNREQUESTED:
-            raise EngineUnusable(f"the host sent {self._received} messages but received only {self._sent}")
+            most = self._sent + _UNREQUESTED
+            raise EngineUnusable(
+                f"the host sent {self._received} messages after {self._sent} requests; at most {most} are allowed"
+            )
         if isinstance(message, m.Answer | m.Detected):
             if (job := self._jobs.pop(message.job, None)) is not None:
                 job.session.has_answered = True
@@ -362,7 +366,7 @@ class HostLink:
         elif isinstance(message, m.OpenFailed):
             self._forget(message.session, rebuild(message.error, message.message))
         elif isinstance(message, m.Closed):
-            self._forget(message.session, EngineUnusable("the host closed the engine while it was being opened"))
+            self._forget(message.session, EngineUnusable("the engine host closed the engine instead of opening it"))
         elif isinstance(message, m.Ready):
             self.version = message.version
             _settle(self._ready, None)
@@ -390,7 +394,7 @@ class HostLink:
         _fail(session.opening, error)
         _settle(session.closing, None)
         if session.jobs:
-            raise EngineUnusable("the host closed an engine that has work")
+            raise EngineUnusable("the host closed an engine before it had answered the engine's requests")
 
     def _fail_job(self, failed: m.JobFailed, job: _Job) -> None:
         if job.session.end(failed.job, time.monotonic()):
@@ -405,8 +409,8 @@ class HostLink:
     # -- limits and the end ------------------------------------------------------------------------------------------
 
     def _waits(self, now: float) -> dict[int, float]:
-        """Return the seconds by which each session that is opening or closing exceeds the limit. They are negative
-        while it is within the limit."""
+        """Return by how many seconds each session that is opening or closing exceeds the time limit. The seconds are
+        negative before the limit is reached. The result maps the numbers of the sessions to the seconds."""
         limit = self._limits.open_seconds
         return {number: now - s.asked - limit for number, s in self.sessions.items() if s.opening or s.closing}
 
@@ -422,7 +426,7 @@ class HostLink:
                 self._send(m.Stop(running, number))
                 continue
             _fail(self._jobs.pop(running).future, _too_long(session))
-            return self.kill("hung: a request did not stop at its limit", (number,))
+            return self.kill("hung: a request did not stop at its time limit", (number,))
         sign = read(self.pid, threads=self._progress.should_ping)
         waits = self._waits(now)
         self._progress.look(now, sign, is_busy=bool(self._jobs or waits))
@@ -434,9 +438,9 @@ class HostLink:
             self._send(m.Ping())
         hanging = [number for number, late in waits.items() if late > 0]
         if hanging:
-            return self.kill("hung: an engine was not opened or closed within its limit", hanging)
+            return self.kill("hung: an engine was not opened or closed within its time limit", hanging)
         if self.memory_mb and (used := memory.used_mb(self.pid)) > self.memory_mb:
-            self.kill(f"used {used:.0f} MiB of memory, more than the {self.memory_mb} MiB of hosts.memory_mb")
+            self.kill(f"used {used:.0f} MiB of memory; its limit is {self.memory_mb} MiB (hosts.memory_mb)")
         return None
 
     async def _watch_process(self, host: HostProcess) -> None:

@@ -27,8 +27,8 @@ def derived_mb(total_mb: int) -> int:
 
 
 def is_gpu_mapped() -> bool:
-    """Whether processes on this box may map a GPU. If so, the size of a data segment does not show how much memory is
-    used, and hosts get no limit on that size."""
+    """Whether this box has a GPU driver that may map memory of the GPU into a process. If so, the size of the process's
+    data segment does not show how much memory is used, and hosts get no limit on that size."""
     return any(os.path.exists(path) for path in _DRIVERS)
 
 

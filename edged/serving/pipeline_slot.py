@@ -1,23 +1,24 @@
 """Runs a pipeline: sends frames to the slot of the first model, and crops of its detections to the slot of the second
 model. A slot holds the waiting work of a model.
 
-Streams use a pipeline like a model's slot. While a frame waits for the first model, a newer frame of the camera may
-replace it. After the first model has answered, newer frames do not replace the frame. Its crops wait in the second
-model's schedule, in a separate queue of the camera and with the camera's weight and priority. That queue is short,
-because a stream limits the number of its frames in both steps together.
+A pipeline has the methods of a slot, so streams use pipelines and slots in the same way. While a frame waits for the
+first model, a newer frame of the camera may replace it. After the first model has answered, newer frames do not replace
+the frame. Its crops wait in the second model's schedule, in a separate queue of the camera and with the camera's weight
+and priority. That queue is short, because a stream limits the number of its frames in both steps together.
 
-All crops of a frame are one piece of work, so the second model's host gets and decodes the picture once. On one core,
-decoding a JPEG of 1920x1080 takes 8.6 ms, and fitting eight crops into an input of 224x224 takes 1.1 ms. Decoding the
-picture for each crop would take 69 ms. The first model's host could cut out the crops, which would save the second
-decoding. But it would then need the rule of each pipeline, and keep the pixels of every picture until the answer.
+All crops of a frame are sent together (`CropsWork`), so the second model's host gets and decodes the picture once. On
+one core, decoding a JPEG of 1920x1080 takes 8.6 ms, and fitting eight crops into an input of 224x224 takes 1.1 ms.
+Decoding the picture for each crop would take 69 ms. The first model's host could cut out the crops, which would save
+the second decoding. But it would then need the rule of each pipeline, and keep the pixels of every picture until the
+answer.
 
 How frames end:
 
 - If the first step fails, the frame fails with the error of that step.
 - If the frame becomes too old in the second step, or that step has no room for it, the whole frame is skipped or fails.
   The client can send it again.
-- The second step may fail otherwise, because the model was removed or cannot read the crop. The frame is then answered
-  with its detections, and the detections with a crop have the error.
+- The second step may fail for another reason: the model was removed or cannot read the crop. The frame is then answered
+  with its detections, and each detection with a crop has the error.
 - If the client disconnects, the work for the frame is dropped, whether it waits or runs.
 """
 
@@ -258,7 +259,8 @@ class _Kept:
 
 
 def _is_of_frame(error: BaseException, frame: FrameWork) -> bool:
-    """Whether an error of the second step fails the whole frame, because the frame may succeed if it is sent again."""
+    """Whether the whole frame fails because of an error of the second step. This is so if the error is temporary, so
+    that the client can send the frame again."""
     if isinstance(error, DeadlineExceeded):  # also raised if a crop takes the model too long
         return frame.expires <= time.monotonic()
     return isinstance(error, FrameSkipped | Overloaded)

@@ -1,9 +1,9 @@
 """Decides which work of one model runs next. Pure: no clock, no IO.
 
 Each camera has a queue with its newest frame, or with every frame in order. Requests share one bounded queue per
-priority. Only queues of the highest priority that has work compete. The next queue is the queue that has used the
-engine least in proportion to its weight. This is stride scheduling: each piece of work that a queue runs adds 1/weight
-to its `turn`. An idle queue gains no credit. Work of several queues can run together, as one batch.
+priority. Among the priorities that have work, only the highest is served. Of its queues, the next is the queue that has
+used the engine least in proportion to its weight. This is stride scheduling: each frame or request that a queue runs
+adds 1/weight to its `turn`. An idle queue gains no credit. Work of several queues can run together, as one batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REMEMBERED = 256  # if twice as many queues are empty, at most this many of the
 
 
 class Waiting(Protocol):
-    """A piece of waiting work."""
+    """A frame or a request that waits."""
 
     @property
     def is_wanted(self) -> bool:
@@ -63,7 +63,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Batching(msgspec.Struct, frozen=True):
-    """How batches form: `limit` is the most rows of a batch, `wait` the seconds that the first row may wait for others.
+    """How batches form: `limit` is the maximum number of rows, `wait` the seconds that the first row may wait.
 
     A frame is one row. A batch starts as soon as it has one of the `preferred` numbers of rows.
     """
@@ -159,7 +159,7 @@ class Schedule(Generic[Work]):
 
     @property
     def first_again(self) -> Work | None:
-        """The next work to retry; None if no work is to be retried."""
+        """The work that is retried next; None if there is no work to retry."""
         return self._again[0] if self._again else None
 
     def retry(self, work: Work) -> None:
@@ -220,16 +220,16 @@ class Schedule(Generic[Work]):
         queue.work.append(work)
 
     def _adopt(self, queue: _CameraQueue[Work], share: Share) -> None:
-        """Set the share of a queue. Each priority counts turns separately, so a queue whose priority changes keeps only
-        its lead over the others."""
+        """Set the share of a queue. Each priority counts turns separately, so the turn of a queue changes with the
+        queue's priority. The queue stays as far ahead of the highest turn taken in its priority as it was before."""
         if share.priority != queue.share.priority:
             ahead = queue.turn - self._reached.get(queue.share.priority, 0.0)
             queue.turn = max(0.0, ahead) + self._reached.get(share.priority, 0.0)
         queue.share = share
 
     def _rest(self, queue: _CameraQueue[Work]) -> None:
-        """Move an empty queue to the idle queues. If there are too many idle queues, keep only the latest queues that
-        have had more than their share."""
+        """Move an empty queue to the idle queues. If there are too many idle queues, keep only queues that have had
+        more than their share. Of these, keep the queues that became idle last."""
         del self._queues[queue.key]
         self._idle[queue.key] = queue
         if len(self._idle) > 2 * _REMEMBERED:
@@ -267,7 +267,8 @@ class Schedule(Generic[Work]):
         return work
 
     def _together(self, group: Hashable, goal: int, now: float, late: list[Work]) -> tuple[Work, ...]:
-        """Take work of a group, in the order of the queues, until `goal` rows are reached; take at least one piece."""
+        """Take work of a group, in the order of the queues, until `goal` rows are reached; take at least one frame or
+        request."""
         chosen: list[Work] = []
         rows = 0
         while rows < goal and (queue := self._next(now, late, group)) is not None:
@@ -308,7 +309,7 @@ class TensorBatching(msgspec.Struct, frozen=True):
     """How a model's tensor requests are batched, and how they wait.
 
     Priority levels are 1 (first) to `levels`. If `levels` is 0, there is a single level. A request without a level gets
-    `default_level`. `policies` has policies by level. A level that it lacks has `policy`.
+    `default_level`. `policies` maps levels to their policies. All other levels have `policy`.
     """
 
     batching: Batching = Batching()

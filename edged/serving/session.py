@@ -58,9 +58,10 @@ class SessionHealth:
     """Health of one session, from the outcomes of requests and probes.
 
     A runtime usually rejects a request because of its values, so failed requests alone do not prove a faulty engine.
-    Several failures in a row make the engine suspect, and a probe decides. `unproven` says why the engine must still
-    prove that it works. It is empty after the first answer. `known` identifies the probe that the engine has answered.
-    `answered_at` and `probed_at` are times of the last answer and probe (time.monotonic()).
+    Several failures in a row make the engine suspect. A probe then shows whether the engine still works. `unproven`
+    says why the engine must first prove that it works; it is empty after the first answer. `known` identifies the probe
+    that the engine answered last; None if the engine has answered no probe. `answered_at` and `probed_at` are times of
+    the last answer and probe (time.monotonic()).
     """
 
     def __init__(self, unproven: str = "", known: object = None) -> None:
@@ -94,7 +95,8 @@ class SessionHealth:
         return self.failures >= _SUSPECT or self.misses > 0
 
     def is_failing(self, most: int) -> bool:
-        """Whether the engine no longer answers: `most` probes in a row failed, or one probe and several requests."""
+        """Whether the engine no longer answers: `most` probes in a row failed, or one probe and several requests
+        failed."""
         return self.misses >= most or (self.misses > 0 and self.failures >= _SUSPECT)
 
 
@@ -134,7 +136,7 @@ _CALM_SECONDS = 10.0  # after this time with a mean below _FEW, demand counts as
 
 
 class Demand:
-    """Measures the mean number of pieces of work that a slot has, waiting or in progress. Times are monotonic seconds.
+    """Measures the mean amount of work that a slot has, waiting or in progress. Times are monotonic seconds.
 
     A single client that waits for each answer causes a mean of at most one. If the mean is larger, some work waits for
     other work.
@@ -147,7 +149,7 @@ class Demand:
         self._is_high, self._few_since = False, math.inf
 
     def note(self, count: int, now: float) -> None:
-        """Record that the slot has `count` pieces of work from `now` on."""
+        """Record that `count` frames and requests wait or are in progress from `now` on."""
         self._advance(now)
         self._count = count
 

@@ -156,7 +156,7 @@ class Slot:
         self.statistics, self.finite = Statistics(), Finiteness()
 
     def count_with(self, other: Slot) -> None:
-        """Count requests together with those of another slot."""
+        """From now on, count the requests of this slot in the statistics of `other`."""
         self.statistics, self.finite = other.statistics, other.finite
 
     def _require_open(self) -> None:
@@ -357,12 +357,12 @@ class Slot:
                 self.finite.answered(seen.not_finite, now)
 
     def _retry_individually(self, session: ServingSession, batch: Batch, error: BaseException) -> None:
-        """Retry each part of a failed batch alone. If all succeed, the engine cannot run batches, whatever its model
-        declares, and later work runs one by one.
+        """Retry each part of a failed batch alone. If all parts succeed, the batch was the fault: the engine cannot run
+        batches, whatever its model declares. Later work then runs one by one.
 
-        Batching stays on if a part also fails alone, because it would have failed any batch. It also stays on if a part
-        is cancelled, because that proves nothing. The regions of one picture are one part; the retry runs them one by
-        one.
+        Batching stays on if a part also fails alone, because every batch with this part would have failed. It also
+        stays on if a part is cancelled, because that proves nothing. The regions of one picture are one part; the retry
+        runs them one by one.
         """
         wanted = [work for work in batch.works if work.is_wanted]
         left, has_failed, why = len(wanted), False, str(error)
@@ -406,7 +406,7 @@ class Slot:
         work.future.set_exception(error.with_traceback(None))  # a traceback would keep the work's bytes alive
 
     def _be_late(self, work: Work) -> None:
-        """Refuse work that has expired. If the policy of the work says `delay`, queue it behind all other work."""
+        """Refuse expired work. If the policy of the work says `delay`, queue the work behind all other work instead."""
         if isinstance(work, TensorWork):
             policy = self.batching_policy.of(self.batching_policy.level(work.priority))
             if policy.delay:
@@ -440,13 +440,14 @@ def _end(work: Work, naming: asyncio.Future[Answered]) -> None:
 
 
 def _is_divisible(batch: Batch) -> bool:
-    """Whether parts of a failed batch could succeed: it had several pieces of work, or a run had several regions."""
+    """Whether parts of a failed batch could succeed alone: the batch had several frames or requests, or the engine ran
+    on several regions at once."""
     return len(batch.works) > 1 or (batch.works[0].is_frame and batch.works[0].rows > 1 and batch.most > 1)
 
 
 def outside(engine: EngineRef) -> str:
-    """Return the message for a request that the engine was not built for, if no fallback exists."""
+    """Return the message for a request that the engine does not accept, and that no fallback slot serves."""
     if not engine.profile.ranges:
         return "no engine here accepts values for optional inputs, since their defaults are built in; leave them out"
     ranges = ", ".join(f"{each.name} {list(each.minimum)} to {list(each.maximum)}" for each in engine.profile.ranges)
-    return f"the engine accepts {ranges}; no fallback engine serves other shapes"
+    return f"unsuitable shapes: the engine accepts {ranges}; no fallback engine serves other shapes"

@@ -1,4 +1,5 @@
-"""Classifies sound. A source receives frames of samples and answers with classes. Streams use it like a model's slot.
+"""Classifies sound. A source receives frames of samples and answers with classes. It has the methods of a slot, so
+streams use sources and slots in the same way.
 
 A source cuts windows from its frames, and sends them to the model's slot as tensor requests. It sends one window at a
 time, because the next window needs the state that the model returns. The source keeps the state, and samples that fill
@@ -38,7 +39,7 @@ _DATATYPES = {"f": "FP32", "i": "INT64"}
 
 
 class SoundWork(FrameWork):
-    """A frame of samples. `place` is its number among all frames of its source, including skipped frames. `is_whole`:
+    """A frame of samples. `place` is its number among all frames of its source; skipped frames count too. `is_whole`:
     the frame is a whole recording, so its last window is filled up with zeros."""
 
     __slots__ = ("form", "is_whole", "place")
@@ -109,7 +110,7 @@ class SoundSource:
         self._advance()
 
     def _advance(self) -> None:
-        """Begin waiting frames until one of them has sent a window to the slot."""
+        """Begin the frames that wait, one after the other, until one of them has sent a window to the slot."""
         while self._current is None and self._waiting:
             turn = self._waiting.popleft()
             if turn.frame.is_wanted:
@@ -164,7 +165,7 @@ class SoundSource:
 
     def _take(self, turn: _Turn, answer: Answered) -> None:
         if answer.engine.model != self.digest:
-            raise NotReady(f"model {self.model!r} was replaced while it answered this frame; send the next one")
+            raise NotReady(f"model {self.model!r} was replaced while it answered this frame; send the next frame")
         outputs = {each.name: _array(each) for each in answer.outputs}
         began = time.perf_counter()
         scores = self._family.scores(outputs)
@@ -175,7 +176,7 @@ class SoundSource:
             kept = outputs.get(state.output)
             if kept is None or kept.shape != state.shape or kept.dtype != np.float32:
                 what = "nothing" if kept is None else f"{kept.dtype}{list(kept.shape)}"
-                raise EngineUnusable(f"the engine returned {what} as {state.output}, not FP32{list(state.shape)}")
+                raise EngineUnusable(f"the engine returned {what} as {state.output!r}, not FP32{list(state.shape)}")
             self._states[state.input] = kept
         turn.add(answer, (time.perf_counter() - began) * 1e3)
 
@@ -210,14 +211,14 @@ AnySlot: TypeAlias = "FrameSlot | SoundSource"
 
 
 class SoundSources:
-    """The sources of sound of one client's call, by camera."""
+    """The sources of sound of one client's call: one source for each camera."""
 
     def __init__(self) -> None:
         self._sources: dict[str, SoundSource] = {}
 
     def of(self, camera: str, slot: Slot, recognition: Recognition, digest: str) -> SoundSource:
-        """Return the source for a camera's next frame. It is a new source if the model, its version or its settings are
-        not those of the camera's previous frame. Raises Unsupported if the model takes no sound."""
+        """Return the source for a camera's next frame. The source is new if the model, its version or its settings have
+        changed since the camera's previous frame. Raises Unsupported if the model takes no sound."""
         known = self._sources.get(camera)
         if known is None or known.slot is not slot or (known.digest, known.recognition) != (digest, recognition):
             known = self._sources[camera] = SoundSource(slot, recognition, digest)
@@ -242,8 +243,8 @@ class _WindowWork(TensorWork):
 
 
 class _Turn:
-    """A frame that waits or is being answered. `windows` are not sent yet. `give` sends a window to the slot. `scores`
-    and `times` are those of the windows answered so far."""
+    """A frame that waits or is being answered. `windows` has the windows of the frame that are still to be sent. `give`
+    sends a window to the slot. `scores` and `times` come from the windows that were answered so far."""
 
     __slots__ = ("asked", "engine", "frame", "give", "queue_ms", "scores", "times", "windows")
 
@@ -256,7 +257,8 @@ class _Turn:
         self.queue_ms, self.times = 0.0, Times()
 
     def add(self, answer: Answered, decode_ms: float) -> None:
-        """Add the engine and the times of an answered window. `decode_ms` is the time to compute its scores."""
+        """Record which engine answered a window, and add the times of this answer. `decode_ms` is how long it took to
+        compute the scores of the window."""
         if self.engine is None:
             self.queue_ms = (time.monotonic() - self.frame.received) * 1e3 - answer.times.infer_ms
         self.engine = answer.engine

@@ -1,9 +1,9 @@
-"""Tracks the frames of one client's call: which frames wait, are in flight, are delivered or are skipped.
+"""Keeps account of the frames of one client's call: which frames wait, are in flight, are delivered or are skipped.
 
-Each frame that was put is either delivered with a result, or counted in the `skips` of a result or skip report of its
-camera. A few frames of a camera are in flight at a time. The mode decides what happens while the client does not read.
-In mode `freshest`, only the newest frame waits here, and older frames are skipped. In mode `every_frame`, `room` waits
-until the client reads.
+Each frame that `put` receives is delivered with a result or skipped. Skipped frames are counted in the `skips` of a
+later result of the same camera, or in those of a `SkipReport`. A few frames of a camera are in flight at a time. The
+mode decides what happens while the client does not read. In mode `freshest`, only the newest frame waits here, and
+older frames are skipped. In mode `every_frame`, `room` waits until the client reads.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Delivery(Generic[Tag]):
 
 @dataclass(frozen=True, slots=True)
 class SkipReport:
-    """Skipped frames of a camera that no result has reported yet."""
+    """Frames of a camera that were skipped, and that no result has reported yet."""
 
     camera: str
     skips: tuple[Skips, ...]
@@ -182,7 +182,7 @@ class Stream(Generic[Tag]):
 
     def _join(self, camera: str) -> StreamCamera[Tag]:
         if len(self._cameras) >= _MOST_CAMERAS:
-            raise Overloaded(f"a stream may have at most {_MOST_CAMERAS} cameras; open another stream for more")
+            raise Overloaded(f"a stream can have at most {_MOST_CAMERAS} cameras; open another stream for more")
         state = self._cameras[camera] = StreamCamera[Tag](camera, self)
         return state
 

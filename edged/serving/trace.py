@@ -52,8 +52,8 @@ class TraceSettings(msgspec.Struct, frozen=True):
 
 
 def read(values: Mapping[str, Sequence[str]], before: Given) -> Given:
-    """Return `before`, updated with settings by their names in the protocol. A setting without values is removed.
-    Raises InvalidInput if a setting is unknown or invalid."""
+    """Return `before` with changes. `values` maps the names of settings in the protocol to the new values. A setting
+    without values is removed. Raises InvalidInput if a setting is unknown or invalid."""
     given = dict(before)
     for name, texts in values.items():
         if name == "trace_mode":
@@ -72,7 +72,7 @@ def read(values: Mapping[str, Sequence[str]], before: Given) -> Given:
 
 
 def shown(settings: TraceSettings) -> dict[str, list[str]]:
-    """Return all settings by their names in the protocol."""
+    """Return all settings, as a mapping from their names in the protocol to their values."""
     return {
         "trace_file": [settings.file],
         "trace_level": list(settings.levels) or [_OFF],
@@ -183,7 +183,7 @@ class TraceFiles:
             for settings, record in records:
                 self._add(settings, record, sizes)
         except OSError as error:
-            self._warn(f"cannot write traces to {self._folder}: {error.strerror or error}")
+            self._warn(f"traces are lost: cannot write to {self._folder}: {error.strerror or error}")
 
     def _add(self, settings: TraceSettings, record: TraceRecord, sizes: dict[str, int]) -> None:
         file = self._files.setdefault(settings.file, _File())
@@ -326,7 +326,8 @@ class _Scope:
         return True
 
     def change(self, base: TraceSettings, is_count_set: bool) -> None:
-        """Apply the given settings over `base`. If the count was set or has changed, counting starts again."""
+        """Use the settings that were given for this scope, and for all other settings the values of `base`. If the
+        count was set or has changed, counting starts again."""
         settings = msgspec.structs.replace(base, **self.given)
         if is_count_set or settings.count != self.settings.count:
             self.left = settings.count
@@ -369,8 +370,8 @@ class Tracing:
         return msgspec.structs.replace(scope.settings, count=scope.left)
 
     def change(self, values: Mapping[str, Sequence[str]], model: str = "") -> None:
-        """Change the settings of one model or of all models, by their names in the protocol. A setting without values
-        is removed. Raises InvalidInput if a setting is unknown or invalid."""
+        """Change the settings of one model or of all models. `values` is as in `read`: a setting without values is
+        removed. Raises InvalidInput if a setting is unknown or invalid."""
         changed = self._own.get(model, _Scope()) if model else self._all
         changed.given = read(values, changed.given)
         if model and changed.given:
@@ -411,7 +412,10 @@ class Tracing:
             self._writer = ThreadPoolExecutor(1, "traces")
         records, self._waiting = self._waiting, []
         if self._dropped:
-            _LOG.warning("%d traces were dropped: the disk is too slow for them; raise trace_rate", self._dropped)
+            _LOG.warning(
+                "%d traces were dropped, because the disk is too slow; raise trace_rate to trace fewer requests",
+                self._dropped,
+            )
             self._dropped = 0
         self._writer.submit(self._files.write, records)
 

@@ -1,8 +1,9 @@
-"""Requests ids that follow objects from frame to frame. This is the daemon's end of the tracker's process.
+"""The daemon's side of the connection to the tracker. The tracker gives ids that follow objects from frame to frame.
 
-The process starts at the first request and ends when no camera has sent a request for a while. If it dies or hangs, it
-is started again after a pause that doubles each time. Results never wait long for the process. Frames are answered
-without ids while the process starts, if it is too slow, and if too many frames wait.
+The tracker is a separate process. It starts at the first request and ends when no camera has sent a request for a
+while. If the process dies or hangs, it is started again after a pause that doubles each time. Results never wait long
+for the process. Frames are answered without ids while the process starts, if it is too slow, and if too many frames
+wait.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PROVEN_SECONDS = 60.0  # if the process ran this long, its failure counts as th
 
 
 class TrackingLimits(msgspec.Struct, frozen=True):
-    """Limits of the tracker, most of them in seconds. Tests use shorter times."""
+    """Limits of the tracker. All are in seconds except `cameras`. Tests use shorter times."""
 
     patience: float = 0.5  # how long a frame may wait for its ids
     start: float = 60.0  # how long the process may take to start
@@ -73,7 +74,7 @@ class Tracking:
 
     @property
     def pid(self) -> int:
-        """The process id of the tracker; 0 if it does not run."""
+        """The process id of the tracker; 0 if the tracker does not run."""
         return self._child.process.pid if self._child is not None else 0
 
     @property
@@ -280,7 +281,7 @@ class TrackerProcess:
 
     @classmethod
     async def start(cls, command: list[str]) -> TrackerProcess:
-        """Start a process. Raises OSError if the box has no free process or file descriptor."""
+        """Start a process. Raises OSError if the limit of processes or of file descriptors is reached."""
         decoder = msgspec.msgpack.Decoder(ready(m.FromTracker))
         return cls(await PipedProcess.start(command, "tracker", decoder, m.LARGEST))
 
@@ -304,7 +305,7 @@ class TrackerProcess:
                     self.ready = isinstance(message, m.Ready)
                     self.unfit = message.message if isinstance(message, m.Unfit) else ""
                 elif not self.in_flight or self.in_flight[0].number != message.number:
-                    raise ProtocolError("an answer without a request")
+                    raise ProtocolError("an answer out of order or without a request")
                 else:
                     take(self.in_flight.popleft(), message)
 

@@ -31,7 +31,8 @@ class Source(Protocol):
     def size(self) -> int: ...
 
     def read_into(self, place: memoryview) -> None:
-        """Copy the bytes into `place`, which has `size` bytes. An EdgedError becomes the answer of the work."""
+        """Copy the bytes into `place`, which has `size` bytes. If this raises EdgedError, the error answers the
+        work."""
 
 
 Blob: TypeAlias = "bytes | memoryview | Source"
@@ -44,10 +45,10 @@ class EngineRef(msgspec.Struct, frozen=True):
     """The engine that answers: its key, its backend, the digest of its model, and how pictures and outputs are read.
 
     `edition` distinguishes builds of the same key. `is_static` means that all inferences have the same shapes, so that
-    their times can be compared. `batching` applies to frames; `rows` is the most rows of a batch of tensor requests.
-    `profile` is the range of shapes that the engine was built for, empty if it accepts any. `limits` apply to each
-    request. `folded` are inputs with a default that the runtime may have built in. `outputs` are the datatypes of the
-    outputs by name, empty if unknown.
+    their times can be compared. `batching` applies to frames; `rows` is the maximum number of rows in a batch of
+    tensor requests. `profile` is the range of shapes that the engine was built for, empty if it accepts any. `limits`
+    apply to each request. `folded` are inputs with a default that the runtime may have built in. `outputs` maps output
+    names to datatypes; empty if unknown.
     """
 
     key: str
@@ -65,7 +66,8 @@ class EngineRef(msgspec.Struct, frozen=True):
 
     def takes(self, work: Work) -> bool:
         """Whether the engine accepts work. The work's shapes must be in the engine's range, and the work must have no
-        value for an input that the engine has built in. Frames are always accepted, because ranges include pictures."""
+        value for an input that the engine has built in. Frames are always accepted, because every range includes the
+        shape into which pictures are fitted."""
         if not isinstance(work, TensorWork):
             return True
         if self.folded and not self.folded.isdisjoint(tensor.name for tensor in work.inputs):
@@ -100,8 +102,9 @@ Sink: TypeAlias = Callable[[tuple[OutputView, ...]], None]
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """The answer to a frame or a tensor request. A frame has packed `detections` or a `content`, or neither if its
-    model has no family. `outputs` are those of a tensor request, or of a frame whose model has no family.
+    """The answer to a frame or a tensor request. The answer to a frame has packed `detections` or a `content`. It has
+    neither if the model has no family, because edged then cannot decode the outputs. Only requests, and frames of such
+    models, have `outputs`.
 
     `crops` has the answer or the error of each region of a `CropsWork`. `second` has the answers of a pipeline's second
     model.
@@ -122,8 +125,8 @@ class Answered(msgspec.Struct, frozen=True):
 class SecondStep(msgspec.Struct, frozen=True):
     """The answers of a pipeline's second model to the crops of a frame.
 
-    `answers` has the answer or the error for each of the detections in `rows`. `left_out` counts the detections of the
-    pipeline's classes that got no crop. `engine` is None if no crop was answered.
+    `answers` has the answer or the error for each of the detections in `rows`. `left_out` counts the detections without
+    a crop among the detections of the pipeline's classes. `engine` is None if no crop was answered.
     """
 
     model: str
@@ -207,7 +210,8 @@ class FrameWork(Work):
         return (self.data,)
 
     def pictures(self, span: Span) -> tuple[m.Picture, ...]:
-        """Return the message about the picture for the host, once for each row. `span` is its place in the arena."""
+        """Return what the host must know about the picture, as one item for each row that this work adds to a batch.
+        `span` is the picture's place in the arena."""
         about = (span, self.pixel_format, self.width, self.height, self.stride)
         return (m.Picture(*about, self.roi, self.thresholds),)
 
@@ -287,7 +291,7 @@ class TensorWork(Work):
 
     @property
     def named_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the inputs by name."""
+        """A mapping from the names of inputs to their shapes."""
         return {tensor.name: tensor.shape for tensor in self.inputs}
 
     def blobs(self) -> tuple[Blob, ...]:

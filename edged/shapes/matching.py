@@ -1,4 +1,4 @@
-"""Precision and recall of detections, which are matched greedily to the ground truth, best score first."""
+"""Precision and recall of detections. Detections are matched greedily to the ground truth, the best score first."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def iou(a: Prediction | Truth, b: Prediction | Truth) -> float:
 
 
 def match(predictions: Sequence[Prediction], truths: Sequence[Truth], threshold: float = 0.5) -> Counts:
-    """Pair each prediction, best score first, with the unmatched truth of its class that it overlaps most; return the
-    counts.
+    """Pair predictions with truths, the prediction with the best score first; return the counts. Each prediction gets
+    the unmatched truth of its class that overlaps it most.
 
     A pair needs an IoU of at least `threshold`. A truth is matched once, so a second box on it is a false positive.
     """

@@ -1,6 +1,8 @@
-"""A drawn camera: coloured figures that move and bounce over a moving, noisy background, with ground truth.
+"""A simulated camera. It draws coloured figures that move and bounce over a moving, noisy background, and returns their
+ground truth.
 
-The seed determines everything: pictures need no files, and the demo and tests know the right answers.
+The seed determines the pictures and their ground truth. So no picture files are needed, and the demo and the tests know
+the right answers.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _GRAINS = 96  # pixels by which the noise sheet is larger than the picture: enou
 
 @dataclass(frozen=True)
 class Background:
-    """A painted sheet larger than the picture, its noise, and the path of the window that moves across it."""
+    """A painted sheet that is larger than the picture, a sheet of noise, and the path of the window that moves across
+    the painted sheet."""
 
     sheet: Pixels
     grain: Pixels
@@ -68,7 +71,7 @@ def paint_background(rng: np.random.Generator, width: int, height: int) -> Backg
 
 
 def _texture(rng: np.random.Generator, width: int, height: int) -> NDArray[np.float32]:
-    """Return smooth noise at several scales, float32 [height, width, 3], around zero."""
+    """Return smooth noise at several scales, with values around zero: float32 [height, width, 3]."""
     total = np.zeros((height, width, 3), np.float32)
     for cells, strength in ((3, 22.0), (9, 14.0), (40, 9.0)):
         rows = max(2, cells * height // max(width, height))
@@ -261,8 +264,8 @@ class _Figure:
 
 @dataclass(frozen=True)
 class Scene:
-    """One drawn camera. Its pictures have width x height pixels and show `shapes` moving figures. Raises ValueError if
-    a value is out of range.
+    """One simulated camera. Its pictures have width x height pixels and show `shapes` moving figures. Raises ValueError
+    if a value is out of range.
 
     A scene caches its background and the motion of its figures, so use it from one thread at a time.
     """
@@ -274,7 +277,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         if min(self.width, self.height) < MIN_SIDE:
-            raise ValueError(f"scene of {self.width}x{self.height} is too small: each side needs {MIN_SIDE} pixels")
+            raise ValueError(f"scene of {self.width}x{self.height} is too small: the least side is {MIN_SIDE} pixels")
         if not 0 <= self.shapes <= MAX_SHAPES:
             raise ValueError(f"scene of {self.shapes} shapes cannot be drawn: give 0 to {MAX_SHAPES}")
 

@@ -42,7 +42,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary files in a folder that no process has locked. A killed `write_file` leaves such files."""
+    """Remove temporary files that killed calls of `write_file` left in a folder. New and locked files stay."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f".*{_PART}"):
             # A clock that was set back, or starts in 1970, leaves files with future times.
@@ -117,11 +117,11 @@ _LOCK = ".owner"
 
 
 class Staging:
-    """A folder in which entries are created and removed. It is on the same file system as the entries, so that a rename
-    moves them.
+    """A folder in which entries are created and removed. The folder is on the file system of the entries, so that a
+    rename moves them.
 
-    Several processes may share it: each locks its own stages. A stage that no live process has locked is a leftover,
-    which the next start removes.
+    Several processes may share the folder: each locks its own stages. A stage that no live process has locked is a
+    leftover, which the next start removes.
     """
 
     def __init__(self, root: Path) -> None:
@@ -129,7 +129,7 @@ class Staging:
 
     @contextmanager
     def stage(self) -> Iterator[Path]:
-        """Create an empty directory to build in. After the block it is removed with its remaining content."""
+        """Create an empty directory to build in. After the block, the directory and its content are removed."""
         with self._sweeping(fcntl.LOCK_SH):  # before it is locked, a new stage looks like a leftover
             home = Path(tempfile.mkdtemp(dir=self.root))
             try:

@@ -49,15 +49,17 @@ class AttemptLog:
     """Keeps a small file for each engine that has failed. If the disk cannot be written, failures are lost at a
     restart.
 
-    All files are read at the start; later reads use memory, and `later` writes in the background.
+    All files are read at the start. After that, failures are looked up in memory. The function `later` is called with
+    each write, and may do the write in the background. With `is_read_only`, opening the log changes nothing on disk.
     """
 
-    def __init__(self, root: Path, later: Later = at_once) -> None:
+    def __init__(self, root: Path, later: Later = at_once, *, is_read_only: bool = False) -> None:
         self._root, self._later = root.absolute() / "attempts", later
         self._known: dict[str, Attempts] = {}
-        with contextlib.suppress(OSError):
-            self._root.mkdir(parents=True, exist_ok=True, mode=0o750)
-        atomic.prune(self._root, _KEPT)
+        if not is_read_only:
+            with contextlib.suppress(OSError):
+                self._root.mkdir(parents=True, exist_ok=True, mode=0o750)
+            atomic.prune(self._root, _KEPT)
         boot = _boot()
         with contextlib.suppress(OSError):
             for place in self._root.glob("[!.]*.json"):
@@ -67,7 +69,7 @@ class AttemptLog:
                     self._known[place.stem] = replace(known, running="", cut=known.cut + 1) if is_cut else known
 
     def of(self, key: str) -> Attempts:
-        """Return the failures of an engine, including interrupted attempts that count."""
+        """Return the failures of an engine. Interrupted attempts are included if they count as failures."""
         known = self._counted(key)
         more = max(0, known.cut - _FREE)
         return Attempts(known.failures + more, _ENDED if more else known.reason, stopped=known.stopped)

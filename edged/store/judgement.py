@@ -32,8 +32,8 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """The figures of one class, or of one camera. `objects` counts the objects that the reference found, `found` those
-    that the engine found."""
+    """The figures of one class, or of one camera. `objects` counts the detections of the reference. `found` counts all
+    detections of the engine, right or wrong. For models without detections, each frame counts as one object."""
 
     name: str
     objects: int
@@ -60,9 +60,9 @@ class WorstFrame(msgspec.Struct, frozen=True):
 class Judgement(msgspec.Struct, frozen=True):
     """The outcome of comparing an engine with the reference on held-out frames of a collection.
 
-    `reason` says why the engine is refused; empty if it is not. `figures` are over all frames. `bounds` has the limits
-    of the figures that decide. `objects` counts the reference's detections, or the frames if the model has no
-    detections. `skipped` counts the frames that could not be read.
+    `reason` says why the engine is refused; empty if it is not. `figures` are over all frames. If a figure is beyond
+    its limit in `bounds`, the engine is refused. `objects` counts the reference's detections, or the frames if the
+    model has no detections. `skipped` counts the frames that could not be read.
     """
 
     collection: str

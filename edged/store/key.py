@@ -28,7 +28,8 @@ _NOT_FACTS = ("format", "model", "recipe.")
 
 
 class PartChange(msgspec.Struct, frozen=True):
-    """One part of a key that differs: its name, the old and the new value (None if it is absent)."""
+    """A part that differs between two keys: its name, and its values in the old and the new key. A value is None if the
+    key lacks the part."""
 
     part: str
     old: str | None
@@ -39,7 +40,7 @@ class PartChange(msgspec.Struct, frozen=True):
 
 
 class EngineKey(msgspec.Struct, frozen=True, dict=True):
-    """Named parts in a fixed order, format version first."""
+    """The key of an engine: named parts in a fixed order, with the format version first."""
 
     parts: dict[str, str]
 
@@ -54,12 +55,13 @@ class EngineKey(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property  # the control loop reads it at every turn
     def digest(self) -> str:
-        """32 hexadecimal digits over every name and value, each followed by a delimiter that cannot occur in them."""
+        """A digest of all names and values, 32 hexadecimal digits. Delimiters separate the names and values."""
         return _digest(self.parts)[:32]
 
     @cached_property
     def generation(self) -> str:
-        """12 hexadecimal digits over the device's facts alone: engines of one generation can share a host process."""
+        """A digest of the device's facts alone, 12 hexadecimal digits. Engines of one generation can share a host
+        process."""
         own = {name: value for name, value in self.parts.items() if not name.startswith(_NOT_FACTS)}
         return _digest(own)[:12]
 
@@ -122,11 +124,12 @@ def _lasting(options: str | None) -> set[str]:
 
 
 def nearest(wanted: Mapping[str, str], stored: Iterable[tuple[str, Mapping[str, str]]]) -> str | None:
-    """Return the digest of the stored key that is most similar, among the keys of the same backend; None if there are
-    none.
+    """Return the digest of the stored key that is most similar to `wanted`. Only keys of the same backend count; None
+    if there are none.
 
     Keys of the same model come first, then keys with fewer differing parts of the recipe, then keys with fewer
-    differing parts in all. So an engine is explained by how it differs from the previous engine of its model.
+    differing parts in all. So the result is usually the previous engine of the same model. The parts that differ show
+    why this engine is not the wanted one.
     """
     rivals = ((digest, parts) for digest, parts in stored if parts.get(_BACKEND) == wanted.get(_BACKEND))
 

@@ -42,11 +42,11 @@ class Speed(msgspec.Struct, frozen=True):
     """The speed of an engine that is opened with `instances` instances, each with `threads` threads (0: all that the
     recipe allows).
 
-    Engine and reference are timed alternately. The box has other work meanwhile, so only ratios of the times are
-    meaningful. Each time is the median of the fastest of several blocks.
+    Engine and reference are timed alternately, in several blocks of inferences. Of each time, the fastest block counts.
+    The box has other work meanwhile, so only ratios of the times are meaningful.
 
-    `latency_ms` is the time of one inference at a time, after a pause. `interval_ms` is the time between two answers
-    while all instances work. `reference_ms` is the time of the reference, one inference at a time.
+    `latency_ms` is the median time of one inference at a time, after a pause. `interval_ms` is the mean time between
+    two answers while all instances work. `reference_ms` is the median time of the reference, one inference at a time.
     """
 
     instances: int
@@ -60,16 +60,18 @@ class Speed(msgspec.Struct, frozen=True):
         return Parallelism(self.instances, self.threads)
 
     def cost(self, *, is_busy: bool) -> float:
-        """Return the time of an inference divided by the reference's: one inference at a time, or, with `is_busy`, many
-        at once."""
+        """Return the time of an inference divided by the reference's time. One inference runs at a time or, with
+        `is_busy`, many at once. The result is multiplied by `_LESS_SUITED` if the number of instances does not suit
+        this load. Several instances do not suit one inference at a time, and one instance does not suit many."""
         has_several = self.instances > 1
         time_ms = self.interval_ms if is_busy else self.latency_ms
         return time_ms / self.reference_ms * (_LESS_SUITED if has_several is not is_busy else 1.0)
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """The time of one inference in each block (series of inferences) of the timing, in milliseconds, one inference at a
-    time. Blocks of the engine and of the reference alternate."""
+    """The times of an engine and of the reference, one inference at a time. Each value is the median time of an
+    inference in one block (series of inferences), in milliseconds. Blocks of the engine and of the reference
+    alternate."""
 
     engine: tuple[float, ...] = ()
     reference: tuple[float, ...] = ()
@@ -131,7 +133,7 @@ class EngineRecord(msgspec.Struct, frozen=True):
 
     @property
     def edition(self) -> str:
-        """12 hexadecimal digits of a digest of the files, different for each build of a key; empty without files."""
+        """A digest of the files, 12 hexadecimal digits. It differs for each build of a key; empty without files."""
         if not self.files:
             return ""
         content = "".join(f"{name}\0{file.sha256}\0" for name, file in sorted(self.files.items()))

@@ -34,7 +34,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Damaged(ValueError):
-    """Data with a wrong or missing checksum, or that cannot be decoded."""
+    """Data whose checksum is wrong or missing, or data that cannot be decoded."""
 
 
 def seal(content: msgspec.Struct, indent: int = 0) -> bytes:
@@ -51,7 +51,7 @@ def unseal(data: bytes, kind: type[T], *, unsealed: bool = False) -> T:
     if is_sealed(data):
         body += b"}"
     elif mark or not unsealed:
-        raise Damaged("its digest does not match")
+        raise Damaged("the digest does not match the content")
     else:
         body = end
     try:
@@ -67,13 +67,13 @@ def is_sealed(data: bytes) -> bool:
 
 
 def write(path: Path, content: msgspec.Struct, mode: int = 0o640) -> None:
-    """Replace a file, and create its folder if that is missing, as after a full disk. Raises OSError."""
+    """Replace a file, and create its folder if the folder is missing, for example after a full disk. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=mode | (mode >> 2 & 0o111))  # readers may enter the folder
     atomic.write_file(path, seal(content), mode)
 
 
 def keep(path: Path, content: msgspec.Struct) -> None:
-    """Like `write`, but ignore an error of the disk: the content can be determined again."""
+    """Replace a file as `write` does, but ignore errors of the disk: the content can be determined again."""
     with contextlib.suppress(OSError):
         write(path, content)
 
@@ -83,12 +83,12 @@ def read(path: Path, kind: type[T], what: str) -> T | None:
     under which unreadable and damaged files are counted."""
     try:
         if path.stat().st_size > _LARGEST:
-            raise Damaged("it is too large")
+            raise Damaged("the file is too large")
         return unseal(read_regular(path), kind)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        _LOG.warning("cannot read %s: %s; it will be created again", path, error.strerror or error)
+        _LOG.warning("cannot read %s: %s; the file will be created again", path, error.strerror or error)
         DAMAGED[what] += 1
     except Damaged as error:
         discard(path, what, str(error))
@@ -112,14 +112,14 @@ Later: TypeAlias = Callable[[Work], None]
 
 
 def at_once(work: Work) -> None:
-    """Run work immediately, for programs without an event loop."""
+    """Call `work` immediately. Programs without an event loop use this instead of `Background`."""
     work()
 
 
 class Background:
-    """A thread that runs writes in order, so that the last write of a file wins.
+    """A thread that calls queued functions in order, so that the last write of a file wins.
 
-    It starts with the first write and does not keep the process alive.
+    The thread starts with the first function and does not keep the process alive.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def put(self, work: Work) -> None:
-        """Queue a write."""
+        """Queue a function that writes."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
@@ -149,4 +149,4 @@ class Background:
             except OSError as error:  # such as a full disk: the content is lost when the daemon ends
                 _LOG.info("cannot write to disk: %s", error)
             except Exception:
-                _LOG.exception("a write failed with an unexpected error")
+                _LOG.exception("a write to disk failed with an unexpected error; the change is lost at the next start")

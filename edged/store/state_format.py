@@ -1,9 +1,10 @@
 """The format of the state directory as a whole, so that a box can go back to an older edged.
 
 `format.json` says which format the directory has and which edged wrote it. A newer format is refused, because an older
-edged would treat files that it cannot read as missing. Before a new edged changes an older format, it copies the
-directory with hard links. The copy takes no space and never changes, because edged never changes a file of the state in
-place, but replaces it. The directory gets the mark of the new format only when the new edged can serve.
+edged could not read some files, and would act as if these files were missing. Before a new edged changes an older
+format, it copies the directory with hard links. The copy takes no space. It never changes, because edged never changes
+a file of the state in place, but replaces the file. The directory gets the mark of the new format only when the new
+edged can serve.
 
 Increase FORMAT only if an older edged can no longer use the files of this one, not for each new file or field.
 """
@@ -52,8 +53,8 @@ def refusal(state: Path, found: Mark, version: str, ours: int = FORMAT) -> str:
         return ""
     copies = f"{state}/{copy_name(ours + 1)}"
     return (
-        f"{state} has format {found.format}, written by edged {found.written_by}; edged {version} reads up to {ours}:"
-        f" install edged {found.written_by} again, or go back to the copy in {copies} (docs/upgrade.md)"
+        f"{state} has format {found.format}, written by edged {found.written_by}, but edged {version} reads formats up"
+        f" to {ours}: install edged {found.written_by} again, or go back to the copy in {copies} (docs/upgrade.md)"
     )
 
 
@@ -72,8 +73,8 @@ def prepare(state: Path, version: str, ours: int = FORMAT) -> None:
     except OSError as error:
         if error.errno != errno.EROFS:  # on a read-only disk nothing is written, so nothing needs a copy
             raise Refused(
-                f"{state} cannot be copied before its format changes: {_reason(error)}; free space or correct its"
-                f" permissions, or install edged {found.written_by} again"
+                f"{state} cannot be copied before its format changes: {_reason(error)}; free space or correct"
+                f" permissions in {state}, or install the previous version of edged again"
             ) from error
 
 
@@ -99,8 +100,8 @@ def claim(state: Path, version: str, ours: int = FORMAT) -> None:
 
 
 def _read(state: Path) -> Mark:
-    """Return the mark of a directory. A damaged mark counts as missing if the format was never changed. Otherwise,
-    raise Refused if the mark cannot be read, because the format may be a newer one."""
+    """Return the mark of a directory. A damaged mark counts as missing if the directory has no copy from an earlier
+    change of format. In all other cases, raise Refused if the mark cannot be read, because its format may be newer."""
     path = state / FILE
     try:
         return sealed.unseal(path.read_bytes(), Mark)

@@ -50,10 +50,12 @@ class Store:
     and `problem` describes the failure.
     """
 
-    def __init__(self, root: Path, accepts_foreign: bool = True, later: Later = at_once) -> None:
+    def __init__(
+        self, root: Path, accepts_foreign: bool = True, later: Later = at_once, *, is_read_only: bool = False
+    ) -> None:
         """Open a store. With `accepts_foreign`, use engines that other users may have placed. `later` writes the times
-        of use in the background."""
-        self._later = later
+        of use in the background. With `is_read_only`, opening and `rescan` change nothing on disk."""
+        self._later, self._is_read_only = later, is_read_only
         self.root = root.absolute()  # children have another working folder
         self.accepts_foreign = accepts_foreign
         self.engines, self._pins = self.root / "engines", self.root / "pins"
@@ -64,18 +66,14 @@ class Store:
         self._latest = 0.0  # the latest time in `_used`
         self._pinned: set[str] = set()
         self._has_folders = False
-        self._make_folders()
-        try:
-            self.counts.strays = self._staging.sweep()
-        except _NOTHING:
-            pass
-        except OSError as error:  # such as a read-only disk: its engines can still serve
-            _LOG.warning("cannot clean %s: %s", self._staging.root, error.strerror)
+        if not is_read_only:
+            self._make_folders()
+            self._sweep()
         self.rescan()
 
     @property
     def problem(self) -> str:
-        """Why engines cannot be stored; empty if they can. Stored engines may still be readable."""
+        """Why engines cannot be stored; empty if they can be stored. Stored engines may still be readable."""
         if not self._has_folders:  # the disk may have free space now
             self._make_folders()
         return next(filter(None, map(unwritable, (self.engines, self._staging.root))), "")
@@ -85,6 +83,14 @@ class Store:
             for folder in (self.engines, self._staging.root, self._pins):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o750)
             self._has_folders = True
+
+    def _sweep(self) -> None:
+        try:
+            self.counts.strays = self._staging.sweep()
+        except _NOTHING:
+            pass
+        except OSError as error:  # such as a read-only disk: its engines can still serve
+            _LOG.warning("cannot remove unfinished engines from %s: %s", self._staging.root, error.strerror)
 
     def rescan(self) -> None:
         """Read every record again. A damaged entry is counted and removed; its engine is built again if needed."""
@@ -98,23 +104,25 @@ class Store:
                 why = "" if record is None or self.accepts_foreign else _foreign(folder, record)
                 if why:  # left in place for the operator
                     self.counts.damaged += 1
-                    _LOG.warning('an engine is ignored: %s; or set access.foreign_files = "accept"', why)
+                    advice = 'or allow such engines with access.foreign_files = "accept"'
+                    _LOG.warning("an engine is not used, because other users can change it: %s; %s", why, advice)
                 elif record is not None:
                     used[folder.name], index[folder.name] = folder.stat().st_mtime, record
                     if not is_sealed:
                         unsealed.append(record)
                 elif os.path.lexists(folder):  # otherwise it was just removed
                     self.counts.damaged += 1
-                    self._staging.bury(folder, _RECORD)
+                    if not self._is_read_only:
+                        self._staging.bury(folder, _RECORD)
             except FileNotFoundError:  # it was just removed
                 continue
             except OSError as error:  # on a read-only disk the entry stays, unused
-                _LOG.warning("cannot read or remove engine %s: %s", folder, error.strerror)
+                _LOG.warning("engine %s cannot be read or removed, so it is not used: %s", folder, error.strerror)
         self._index, self._used = index, used  # replaced, not changed: another thread may be reading them
         self._latest = max(used.values(), default=0.0)
         self._pinned = {path.name for path in _entries(self._pins)}
         with contextlib.suppress(OSError):  # on a read-only disk the records stay unsealed
-            for record in unsealed:
+            for record in () if self._is_read_only else unsealed:
                 self.amend(record)
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -160,7 +168,7 @@ class Store:
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def stage(self) -> AbstractContextManager[Path]:
-        """Create an empty directory to build in. After the block it is removed with its remaining content."""
+        """Create an empty directory to build in. After the block, the directory and its content are removed."""
         return self._staging.stage()
 
     def commit(self, staged: Path, record: EngineRecord) -> str:
@@ -188,7 +196,7 @@ class Store:
         if the record names other files."""
         digest = EngineKey(record.parts).digest
         if self._index[digest].files != record.files:
-            raise ValueError("an amended record names other files; commit them instead")
+            raise ValueError(f"the new record of engine {digest[:12]} names other files, which only `commit` may do")
         place = self.engines / digest
         with self.stage() as out:  # a kill at this point must leave no extra file in the entry
             atomic.write_file(out / _RECORD, sealed.seal(record, indent=2))
@@ -199,7 +207,7 @@ class Store:
 
     def strip(self, record: EngineRecord) -> None:
         """Remove an engine's files and store `record`, which says why. If the record cannot be written, for example
-        because the disk is full, remove the record too."""
+        because the disk is full, remove the engine's old record too."""
         try:
             with self.stage() as out:
                 self.commit(out, msgspec.structs.replace(record, files={}))
@@ -207,7 +215,7 @@ class Store:
             self.remove(EngineKey(record.parts).digest)
 
     def touch(self, key: str) -> None:
-        """Record that an engine is used now, so that others are evicted first."""
+        """Record that an engine is used now, so that other engines are evicted first."""
         if key in self._index:
             self._used[key] = now = self._now()
             self._later(partial(_set_time, self.engines / key, now))
@@ -266,14 +274,14 @@ def _entries(folder: Path) -> list[Path]:
     except _NOTHING:
         return []
     except OSError as error:
-        _LOG.warning("cannot read %s: %s", folder, error.strerror)
+        _LOG.warning("cannot read folder %s: %s", folder, error.strerror)
         return []
 
 
 def _read(folder: Path) -> tuple[EngineRecord, bool] | None:
     """Return the record of an entry, and whether the record is sealed. Return None if the record is missing or damaged,
-    the entry's name is not the digest of its key, or a file has the wrong size. Raises OSError if this process lacks
-    resources for reading.
+    if the entry's name is not the digest of its key, or if a file has the wrong size. Raises OSError if this process
+    lacks resources for reading.
     """
     place = folder / _RECORD
     try:

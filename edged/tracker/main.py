@@ -85,7 +85,7 @@ def _missing(error: ImportError) -> str:
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OURS:
         return m.not_installed(str(error.name))
     why = " ".join(str(error).split())[:300]
-    return f"tracking's library cannot be imported ({why}): {packages.install_extra('tracking')}"
+    return f"the library for tracking cannot be imported ({why}); reinstall it: {packages.install_extra('tracking')}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Matches the detections of a camera's frame with the objects of earlier frames.
 
-The tracker is ByteTrack, from the library `trackers`. This module adds what the library leaves to its caller: ids in
-the order of the detections, separate classes, ids that continue those of an earlier tracker, clocks that stand still or
-jump, and frames that are far apart.
+The tracker is ByteTrack, from the library `trackers`. This module does what the library leaves to its caller. It
+returns ids in the order of the detections. New ids are higher than those of an earlier tracker of the camera.
+Detections of different classes are never matched. Frames may be far apart, and the camera's clock may stand still or
+jump.
 
 Only the tracker's process imports this module: the library brings OpenCV, SciPy and 100 MB of memory.
 """
@@ -19,7 +20,8 @@ import trackers
 Ids = npt.NDArray[np.int64]
 
 MOST = 1000
-"""The most detections of a frame that are followed, best first: the cost of association is at least quadratic."""
+"""The maximum number of detections of a frame that are followed. If a frame has more, those with the best scores are
+followed. The cost of association is at least quadratic."""
 
 _NOMINAL = 30.0  # frames per second that the library's noise constants are made for; other rates are scaled to it
 _SURE = 0.4  # detections with at least this score may begin a track; others may only continue one
@@ -37,7 +39,7 @@ _FARTHEST = _STRIP / 8  # pixels from the origin; farther boxes are not followed
 
 
 class ByteTracker:
-    """ByteTrack with gaps of any length between frames. An object gets its id when it is detected a second time."""
+    """ByteTrack for frames at any interval. An object gets its id when it is detected a second time."""
 
     def __init__(self, after: int = 0) -> None:
         """`after` is the highest id that the camera had before; new ids are higher."""
@@ -100,8 +102,9 @@ class Clock:
 
 
 def margin(gap: float) -> float:
-    """Return the margin on each side of compared boxes, as a multiple of their width or height, for frames that are
-    `gap` seconds apart."""
+    """Return by how much boxes are enlarged on each side before they are compared, as a multiple of their width or
+    height. `gap` is the number of seconds between the two frames. After a longer gap, the predicted boxes are less
+    certain, so the margin is larger."""
     return min(max(gap - _SURE_GAP, 0.0) * _MARGIN_PER_SECOND, _LARGEST_MARGIN)
 
 

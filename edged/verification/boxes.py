@@ -72,8 +72,8 @@ class Matcher:
     """
 
     def __init__(self, recognition: Recognition, family: Family | None, slack: float) -> None:
-        """`slack` is how far below the threshold the score of a matching box may be. The score must be at least half
-        the threshold."""
+        """`slack` is how far below the threshold the score of a matching box may be. Whatever `slack` is, the score
+        must be at least half the threshold."""
         self._decode = family.boxes if family is not None else None
         self._read = recognition.reading.outputs
         self.lists = frozenset(self._read) - frozenset(recognition.reading.dense)
@@ -129,10 +129,10 @@ def agree(ours: Detections, their_offers: Detections, theirs: Detections, our_of
 
 
 def common_scores(ours: Detections, theirs: Detections) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return the scores, float32 [n] of each side, of the detections that both sides have after suppression.
+    """Return each side's scores, float32 [n], for the detections that both sides have after suppression.
 
     Each detection is paired with the best detection of the other side at the same place. So the differences show a
-    shift of all scores. (`agree` pairs it with the box of the nearest score instead.)
+    shift of all scores. (`agree` pairs a detection with the box whose score is nearest instead.)
     """
     same = (overlaps(ours.boxes, theirs.boxes) >= _SAME_PLACE) & (ours.class_ids[:, None] == theirs.class_ids)
     rows = np.flatnonzero(same.any(axis=1)) if same.size else np.empty(0, np.intp)
@@ -144,8 +144,9 @@ def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float3
     """Return, for each seen detection, how far its score is from the nearest score of an offered box at the same place.
     The value is infinite if no offered box is there.
 
-    The nearest score counts because an object has many candidate boxes. A difference between the best scores still
-    shows at the detection with the higher score, because all scores of the other side are lower.
+    The nearest score counts, because an object has many candidate boxes with different scores. If one side scores an
+    object higher, the best detection of that side finds only lower scores on the other side. So this difference is not
+    hidden.
     """
     scores: npt.NDArray[np.float32] = np.abs(seen.scores[:, None] - offered.scores)
     same = (overlaps(seen.boxes, offered.boxes) >= _SAME_PLACE) & (seen.class_ids[:, None] == offered.class_ids)
@@ -154,7 +155,8 @@ def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float3
 
 
 def overlaps(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return the IoU [n, m] of the boxes [n, 4] and [m, 4]. Boxes are xyxy; boxes without an area overlap nothing."""
+    """Return the IoU of each box of `one`, [n, 4], with each box of `other`, [m, 4], as an array [n, m]. Boxes are
+    xyxy; boxes without an area overlap nothing."""
     low = np.maximum(one[:, None, :2], other[:, :2])
     high = np.minimum(one[:, None, 2:], other[:, 2:])
     shared = np.clip(high - low, 0, None).prod(axis=2)
@@ -188,14 +190,14 @@ def doubt(recognition: Recognition, outputs: Mapping[str, Array]) -> str:
     found = family.boxes(outputs, 0, _wide(*map(int, size)), _BEST)
     if not len(found):
         is_normal = recognition.reading.is_list or family.may_find_nothing
-        return "" if is_normal else "none of its boxes has an area and is near the picture"
+        return "" if is_normal else "no box has an area and is near the picture"
     if (most := float(found.scores.max())) > _MOST_SCORE:
-        return f"its scores go up to {most:.3g}; those of this family are between 0 and 1"
+        return f"the largest score of a box is {most:.3g}, but scores of this family are between 0 and 1"
     middle = (found.boxes[:, :2] + found.boxes[:, 2:]) / 2 / size - _AROUND
     extent = (found.boxes[:, 2:] - found.boxes[:, :2]) / size
     near = ((middle > -_MARGIN) & (middle < 1 + _MARGIN) & (extent < 1 + 2 * _MARGIN)).all(axis=1)
     share = float(near.mean())
-    return "" if share >= _LEAST_SHARE else f"only {share:.0%} of its best boxes lie in the picture"
+    return "" if share >= _LEAST_SHARE else f"only {share:.0%} of the best boxes are in the picture"
 
 
 def _wide(width: int, height: int) -> Placement:

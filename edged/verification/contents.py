@@ -55,7 +55,8 @@ class ContentMatcher:
         self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement | None
     ) -> tuple[str, float] | None:
         """Return the name and the value of the figure for one picture. None if an output is left out because it differs
-        between runs, or if neither side reads the text clearly. Without a placement, the whole input is the picture."""
+        between runs. None, too, if the model reads texts and neither side's text is legible. Without a placement, the
+        whole input is the picture."""
         if not self._read <= expected.keys():
             return None
         where = placement or self._whole
@@ -87,8 +88,8 @@ class SoundMatcher:
 def compare_served(
     family: ContentFamily, outputs: Mapping[str, Array], placement: Placement, thresholds: Thresholds, served: Content
 ) -> tuple[str, float] | None:
-    """Return the figure that compares a served content with the reference's `outputs`, decoded with the same
-    thresholds. None if there is nothing to compare.
+    """Return the name and the value of the figure that compares a served content with the reference's `outputs`. These
+    outputs are decoded with the same thresholds. None if there is nothing to compare.
 
     A client gets only the best classes. So only these classes and the reference's best class are compared.
     """
@@ -108,8 +109,8 @@ def compare_served(
 
 
 def compare(expected: Content, found: Content) -> tuple[str, float]:
-    """Return the name and the value of the figure that compares two contents of one kind. Raises EngineUnusable if
-    their kinds differ."""
+    """Compare two contents of the same kind; return the name of the figure for this kind, and its value. Raises
+    EngineUnusable if the kinds differ."""
     if isinstance(expected, Classes) and isinstance(found, Classes):
         return "class_score", _class_score(expected, found)
     if isinstance(expected, ClassMap) and isinstance(found, ClassMap):
@@ -122,7 +123,10 @@ def compare(expected: Content, found: Content) -> tuple[str, float]:
         return "text", SequenceMatcher(None, expected.text, found.text, autojunk=False).ratio()
     if not (isinstance(expected, Anomaly) and isinstance(found, Anomaly)):  # a family of another package
         kinds = " and ".join(type(each).__name__ for each in (expected, found))
-        raise EngineUnusable(f"the family gives contents of two kinds, {kinds}, which cannot be compared")
+        raise EngineUnusable(
+            f"the answers to one picture cannot be compared, because the model's family decoded them to {kinds};"
+            " correct the family"
+        )
     return "anomaly", abs(expected.score - found.score) / max(abs(expected.score), abs(found.score), _TINY)
 
 
@@ -132,14 +136,14 @@ def kind_of(content: Content) -> str:
 
 
 def is_legible(expected: Text, found: Text | None) -> bool:
-    """Whether at least one side reads the text clearly. If no side does, rounding decides the characters."""
+    """Whether at least one side reads the text clearly. If neither side does, rounding determines the characters."""
     return max(expected.score, found.score if found is not None else 0.0) >= _LEGIBLE
 
 
 def _class_score(expected: Classes, found: Classes) -> float:
-    """Return the largest difference between the probabilities of a class. If one side lacks a class, the class counts
-    there with probability 0. If that side already has `MOST_DETECTIONS` classes, its lowest probability counts
-    instead."""
+    """Compare the probability of each class in `expected` and `found`; return the largest difference. A class that one
+    side lacks has probability 0 there. If that side has `MOST_DETECTIONS` classes, the class may have been cut off, and
+    the side's lowest probability is used instead."""
     ours, theirs = (dict(zip(each.class_ids, each.scores, strict=True)) for each in (expected, found))
     low, lowest = (each.scores[-1] if len(each.scores) == MOST_DETECTIONS else 0.0 for each in (expected, found))
     return max((abs(ours.get(n, low) - theirs.get(n, lowest)) for n in ours.keys() | theirs.keys()), default=0.0)
@@ -155,8 +159,8 @@ def _mean_iou(expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]) -> 
 
 def class_ious(expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]) -> dict[int, float]:
     """Return the IoU of each class in two class maps; empty if the sizes of the maps do not fit. Classes with only a
-    few cells are left out. If one map is coarser, because `ClassMap.of` thins noise, the cells that both maps have are
-    compared."""
+    few cells are left out. `ClassMap.of` may give one map fewer rows and columns than the other. In that case, only the
+    cells that both maps have are compared."""
     if (fitted := _fitted(expected, found)) is None:
         return {}
     expected, found = fitted
@@ -184,7 +188,7 @@ def _thinned(cells: npt.NDArray[np.int32], shape: tuple[int, ...]) -> npt.NDArra
 
 
 def _depth_error(expected: npt.NDArray[np.float32], found: npt.NDArray[np.float32], *, has_scale: bool) -> float:
-    """Return the RMS difference over the reference's standard deviation. A depth without a scale has an unknown
+    """Return the RMS difference divided by the reference's standard deviation. A depth without a scale has an unknown
     positive factor and offset. For such a depth, the factor and offset that fit best are applied first."""
     if expected.shape != found.shape:
         return 1.0

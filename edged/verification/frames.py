@@ -39,7 +39,7 @@ _GROUP = 2.0  # a single class or camera may differ this many times as much as a
 
 @dataclass
 class _Count:
-    """Counts and sums over some frames: of all objects, of the objects of one class, or of one camera."""
+    """Counts and sums over some frames, for all objects, for the objects of one class, or for one camera."""
 
     objects: int = 0
     found: int = 0
@@ -63,8 +63,8 @@ class _Count:
             self.sums[figure] = before + total, count + number
 
     def figures(self, *, has_boxes: bool) -> dict[str, float]:
-        """Return the figures. Recall is 1 if only the reference has no detections, precision is 1 if only the engine
-        has no detections. If no side has detections, recall and precision are left out."""
+        """Return the figures. If the engine has detections and the reference has none, recall is 1. If the reference
+        has detections and the engine has none, precision is 1. If no side has detections, both figures are left out."""
         found: dict[str, float] = {}
         if has_boxes and (self.objects or self.found):
             found["recall"], found["recall_75"] = (_share(n, self.objects) for n in (self.pairs, self.pairs_75))
@@ -222,8 +222,8 @@ class FrameJudge:
         return tuple(each.text[:_LONGEST] for each in islice(lines(side, self._names), _MOST_LINES))
 
     def judgement(self, collection: str, skipped: int = 0, left: int = 0) -> Judgement:
-        """Return the outcome over all frames. `skipped` frames could not be read; there was no time for `left` frames.
-        If no frame was compared or skipped, the outcome is `no_frames`."""
+        """Return the outcome over all frames. `skipped` counts frames that could not be read, and `left` counts frames
+        for which there was no time. If no frame was compared or skipped, the outcome is `no_frames`."""
         if not self.frames and not skipped:
             return Judgement(collection, "no_frames")
         has_boxes = isinstance(self._family, Family)
@@ -244,11 +244,11 @@ class FrameJudge:
         )
 
     def _too_few(self, count: int, left: int) -> str:
-        advice = f"collect more: edged samples collect {self._model}"
+        advice = f"collect more frames: edged samples collect {self._model}"
         if left:
-            advice = f"there was no time for {left} frames; when the box is idle: edged engines verify {self._model}"
+            advice = f"there was no time for {left} frames; run on an idle box: edged engines verify {self._model}"
         return (
-            f"too few objects to judge {self._precision}: {count} on {self.frames} frames of cameras, and"
+            f"too few objects to judge the {self._precision} engine: {count} on {self.frames} frames of cameras, but"
             f" {self._tolerance.objects:g} are needed; {advice}"
         )
 
@@ -283,8 +283,9 @@ def _tallies(counts: Iterable[tuple[str, _Count]], has_boxes: bool) -> tuple[Tal
 
 
 def _of_classes(ours: Classes, theirs: Content | None) -> tuple[_Count, dict[int, _Count]]:
-    """Return the counts of one picture, and those of its classes. The picture counts as one object: the best class of
-    the reference (`ours`). The sum `top5` is 1 if that class is among the best five of the engine (`theirs`)."""
+    """Return the counts of one picture, and those of its classes. The picture counts as one object, which is the best
+    class of the reference (`ours`). If that class is among the best five of the engine (`theirs`), `top5` is 1,
+    otherwise 0."""
     frame = _Count()
     if not ours.class_ids:
         return frame, {}

@@ -69,7 +69,8 @@ def deciding(samples: Sequence[Sample], arithmetic: str) -> list[Sample]:
 
     A precision below float32 is good enough for the values that the model is used with. Other values may exceed the
     precision's range, and int8 is calibrated on pictures and saturates outside their range. So only the user's samples,
-    pictures and sounds decide, or, if there are no such samples, the samples without wide values.
+    pictures and sounds decide. If there are no such samples, all samples decide except those of kind WIDE, whose
+    values are far outside the usual range.
     """
     if arithmetic == "fp32":
         return list(samples)
@@ -111,14 +112,17 @@ def make(
     for made in made_sounds(recognition):
         reference.ask_within_limits(made)
     if not reference.samples:
-        raise reference.first_error or EngineUnusable("no golden input fits the model's declared shapes")
+        raise reference.first_error or EngineUnusable(
+            "no golden input (test input) can be made, because all shapes that the model's inputs allow are too large;"
+            " set profile.INPUT or preprocess.* to a smaller size"
+        )
     return Golden(with_least_noise(reference.samples), tuple(skipped))
 
 
 def with_least_noise(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples, each with the least noise (the lower limit of the noise) of its outputs. The limit of an
-    output is computed from its values in all samples except kind WIDE. For a WIDE sample, it is computed from that
-    sample alone. The maxima of rows and columns are those of all answers with the same shape."""
+    """Return the samples, each with the lower limits of the noise of its outputs (`Noise.least`). For a sample of kind
+    WIDE, the limits are computed from that sample alone, because its values are huge. For the other samples, the limits
+    are computed from all of these other samples together."""
     usual = noise.least(sample.outputs for sample in samples if sample.kind != WIDE)
     own = [noise.least([sample.outputs]) if sample.kind == WIDE else usual for sample in samples]
     return [
@@ -168,8 +172,8 @@ class _Reference:
                 return
 
     def ask(self, probe: Probe, twice: bool) -> str:
-        """Run a probe. Return why the probe has no answer; the text is empty if it has one. Outputs that differ between
-        runs are excluded."""
+        """Run a probe. Return why the probe has no answer; the text is empty if it has one. With `twice`, run the
+        probe again, and exclude the outputs that differ between the two runs."""
         self._notify()
         try:
             is_wide, is_own = probe.kind == WIDE, probe.kind in USED
@@ -190,8 +194,8 @@ class _Reference:
         return ""
 
     def _moved(self, probe: Probe) -> dict[str, Array]:
-        """Return the answer to the probe's inputs moved by one step; empty if the reference refuses the moved
-        inputs."""
+        """Return the answer to the probe's inputs after `noise.nudged`, which changes each float by one step of its
+        type. Empty if the reference refuses the changed inputs."""
         try:
             return owned(self._session.infer(noise.nudged(probe.inputs)))
         except (EngineUnusable, InvalidInput):
@@ -220,13 +224,13 @@ class _Reference:
         last = self.samples[-1] if self._bytes else None
         if last is not None and self._bytes + last.size > self._most_bytes:
             return (
-                f"sample {probe.name} is left out: all golden answers together may have {self._most_bytes >> 20} MiB; "
+                f"sample {probe.name} is left out: with it, the golden answers exceed {self._most_bytes >> 20} MiB; "
                 "give fewer samples"
             )
         # To save time, only the first sample is run twice: the generated probes find random outputs too.
         refusal = self.ask(probe, twice=not self._bytes)
         if refusal:
-            return f"sample {probe.name} is refused by the reference: {refusal}"
+            return f"sample {probe.name} is left out, because the reference does not answer it: {refusal}"
         self._bytes += self.samples[-1].size
         return ""
 
@@ -235,7 +239,7 @@ class _Reference:
 
 
 def save(path: Path, samples: Sequence[Sample], skipped: Sequence[str] = ()) -> None:
-    """Write samples to a file atomically: for each array its name, dtype, shape and bytes."""
+    """Write samples to a file atomically. The file has the name, dtype, shape and bytes of each array."""
     packed = _File([_Packed.of(sample) for sample in samples], tuple(skipped))
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.sweep(path.parent)
@@ -271,15 +275,16 @@ def _proven(path: Path) -> memoryview:
     content = memoryview(read_regular(path))
     body = content[_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
-        raise ValueError("it was altered on disk")
+        raise ValueError("the file was altered on disk")
     return body
 
 
 def prune(path: Path) -> None:
-    """Remove all files of golden answers of a model except `path`, because the model's probes have changed.
+    """Remove a model's files of golden answers, except `path`, because the model's probes have changed.
 
-    A file's name is the model's digest, a dash and a digest of the rest (`standard.py`). Two models with the same
-    content and different samples remove each other's file, which only costs time when one of them gets an engine.
+    A file's name is the model's digest, a dash and a digest of everything else (`standard.py`). Two models with the
+    same content and different samples remove each other's file, which only costs time when one of the models gets an
+    engine.
     """
     model, dash, _ = path.name.partition("-")
     if not dash:
@@ -348,7 +353,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def _same(one: Array, other: Array) -> bool:
-    """Whether two runs of the reference agree. An output that is random by design cannot be compared."""
+    """Whether an output is the same, up to rounding, in two runs of the reference. Random outputs are not compared."""
     if one.shape != other.shape:
         return False
     if one.dtype.kind != "f":

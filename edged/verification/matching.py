@@ -23,9 +23,10 @@ _SPREAD = 0.1  # twice the usual deviation of a keypoint, as a share of the obje
 
 
 def match(expected: Detections, found: Detections, least: float) -> Pairs:
-    """Return the pairs (row of `expected`, row of `found`) with an IoU of at least `least`.
+    """Return the matched detections as pairs: row of `expected`, row of `found`. The boxes of a pair have the same
+    class and an IoU of at least `least`.
 
-    Boxes and scores that are not finite match nothing.
+    A detection matches nothing if its box or its score is not finite.
     """
     shared = overlaps(expected.boxes, found.boxes)
     same = expected.class_ids[:, None] == found.class_ids
@@ -45,7 +46,7 @@ def _finite(side: Detections) -> npt.NDArray[np.bool_]:
 
 
 def mask_ious(expected: Detections, found: Detections, pairs: Pairs, width: int, height: int) -> list[float]:
-    """Return the IoU of the masks of each pair, over a picture of width x height pixels; empty without masks."""
+    """Return, for each pair, the IoU of its two masks in a picture of width x height pixels; empty without masks."""
     if expected.masks is None or found.masks is None:
         return []
     return [_mask_iou(expected.masks[one], found.masks[other], width, height) for one, other in pairs]
@@ -68,8 +69,8 @@ def _mask_iou(one: masks.Counts, other: masks.Counts, width: int, height: int) -
 
 def keypoint_similarities(expected: Detections, found: Detections, pairs: Pairs) -> list[float]:
     """Return the object keypoint similarity (OKS) of each pair, 0 to 1. It is the mean of exp(-d² / (2 · area · 0.1²))
-    over the keypoints that the reference sees. Here `d` is the distance in pixels, and `area` that of the reference's
-    box. Pairs without a visible keypoint are left out."""
+    over the keypoints that the reference sees. Here `d` is the distance between the two keypoints in pixels, and `area`
+    is the area of the reference's box. Pairs without a visible keypoint are left out."""
     if expected.keypoints is None or found.keypoints is None or expected.keypoints.shape[1] != found.keypoints.shape[1]:
         return []
     return [

@@ -2,12 +2,14 @@
 
 Two runtimes add numbers in different orders and approximate functions differently, so their answers differ in the last
 bits. To measure how much that is for a model, the reference runs again with every input moved by one step of its type
-(`nudged`). This does not measure how accurate a runtime's functions are: their error depends on the range of a function
-and not on its value. ONNX Runtime's Sigmoid is off by 9e-8 even if its value is 1e-9, OpenVINO's Softplus by 8e-6 even
-if its value is 1e-30. So the noise of an element has a lower limit, which is one step of float32 at the larger of two
-values. One is the largest value of the element's row or of its column in all probes, whichever is smaller. The other is
-the largest value of the whole output, but at most 32. A table may have pixels next to scores, or masked columns of
--1e9: without the bound of 32, these values would excuse wrong scores.
+(`nudged`). This does not measure how accurate a runtime's functions are. A function such as Sigmoid is approximated,
+and its tiny values may be as inaccurate as its large values. ONNX Runtime's Sigmoid is off by 9e-8 even if its value
+is 1e-9. OpenVINO's Softplus is off by 8e-6 even if its value is 1e-30.
+
+So the noise of an element has a lower limit, which is one step of float32 at the larger of two values. One is the
+largest value of the element's row or of its column in all probes, whichever is smaller. The other is the largest value
+of the whole output, but at most 32. A table may have pixels next to scores, or masked columns of -1e9. Without the
+bound of 32, these values would excuse wrong scores.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Maxima(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, values: Array) -> Maxima:
-        """Return the maxima of `values`, which are not negative and have no axes of one element."""
+        """Return the maxima of `values`. No value may be negative, and no axis may have only one element."""
         rows = values.max(axis=-1, keepdims=True) if values.ndim else values
         return cls(rows, values.max(axis=-2, keepdims=True) if values.ndim >= 2 else rows)
 
@@ -48,7 +50,8 @@ class Maxima(msgspec.Struct, frozen=True):
         return Maxima(np.maximum(self.rows, other.rows), np.maximum(self.columns, other.columns))
 
     def bounds(self) -> Array:
-        """Return a bound of each element. Broadcasts to the output's shape without its axes of size 1."""
+        """Return an upper bound of each element. The result broadcasts to the shape that remains if axes of size 1 are
+        removed from the output's shape."""
         return np.asarray(np.minimum(self.rows, self.columns))
 
 
@@ -60,7 +63,7 @@ class Noise(msgspec.Struct, frozen=True):
     least: Maxima
 
     def floor(self) -> _Floats:
-        """Return the largest difference that counts as noise. Broadcasts as `Maxima.bounds` does."""
+        """Return, for each element, the largest difference that counts as noise. It broadcasts like `Maxima.bounds`."""
         return np.asarray(_FACTOR * np.maximum(self.change.bounds(), self.least.bounds()), np.float64)
 
 
@@ -76,14 +79,14 @@ def nudged(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def measured(answer: Mapping[str, Array], moved: Mapping[str, Array]) -> dict[str, Noise]:
-    """Return the noise of every float output: the difference between the answers to a probe and to the same probe
-    `nudged`."""
+    """Return the noise of every float output. The noise is the difference between `answer`, the answer to a probe, and
+    `moved`, the answer to the same probe after `nudged`."""
     return {name: _noise(array, moved.get(name)) for name, array in answer.items() if array.dtype.kind == "f"}
 
 
 def least(answers: Iterable[Mapping[str, Array]]) -> dict[tuple[str, tuple[int, ...]], Maxima]:
-    """Return the lower limit of the noise of every float output, by name and shape, computed from the answers to all
-    probes."""
+    """Return the lower limit of the noise of every float output, as a mapping from (name, shape) to the limit. The
+    limits are computed from the answers to all probes."""
     sizes: dict[tuple[str, tuple[int, ...]], Maxima] = {}
     ranges: dict[str, tuple[float, float]] = {}
     for answer in answers:
@@ -98,7 +101,7 @@ def least(answers: Iterable[Mapping[str, Array]]) -> dict[tuple[str, tuple[int, 
 
 
 def without(difference: _Floats, noise: Noise | None) -> _Floats:
-    """Return a difference, in the output's shape, minus its noise."""
+    """Return a difference minus its noise, in the output's shape. A difference within the noise becomes 0."""
     if noise is None:
         return difference
     squeezed = difference.squeeze()
@@ -107,9 +110,9 @@ def without(difference: _Floats, noise: Noise | None) -> _Floats:
 
 
 def _smallest_scale(low: float, high: float) -> float:
-    """Return the smallest scale of an output with values from `low` to `high`. The noise of each of its elements is at
-    least one step at this scale. If no value is negative, the scale is at least 1, because scores may be much smaller
-    than 1 in all probes."""
+    """Return the smallest scale of an output with values from `low` to `high`. The noise of each element is at least
+    one step at this scale. If no value is negative, the values may be scores. Scores can be up to 1, even if they are
+    tiny in all probes. So the scale is then at least 1."""
     largest = min(_WHOLE, max(abs(low), abs(high)))
     return max(1.0, largest) if low >= 0.0 and high > 0.0 else largest
 

@@ -34,7 +34,7 @@ _OCTAVES = (64, 32, 16, 8, 4, 2)  # pixels between two values of the texture
 
 
 class _Shot(NamedTuple):
-    """How one picture is taken: size in pixels, exposure."""
+    """The size in pixels and the exposure of one picture."""
 
     width: int
     height: int
@@ -95,7 +95,7 @@ def _add_leaf(canvas: _Plane, texture: _Plane, random: np.random.RandomState) ->
 
 
 def _light(random: np.random.RandomState, height: int, width: int) -> _Plane:
-    """Return a plane of light that falls off towards one side."""
+    """Return the light on each pixel, a factor that becomes smaller towards one side."""
     x, y = random.random_sample(2) - 0.5
     across, down = np.arange(width) / width - 0.5, np.arange(height) / height - 0.5
     light: _Plane = 1 + (across[None, :] * x + down[:, None] * y)
@@ -112,7 +112,7 @@ def _texture(random: np.random.RandomState, height: int, width: int) -> _Plane:
 
 
 def _interpolate(grid: _Plane, length: int, step: int) -> _Plane:
-    """Interpolate `length` rows between the rows of a grid, which are `step` apart."""
+    """Return `length` rows that are interpolated between the rows of a grid. The grid has every `step`-th row."""
     index = np.arange(length)
     below, part = index // step, ((index % step) / step)[:, None]
     rows: _Plane = grid[below] * (1 - part) + grid[below + 1] * part

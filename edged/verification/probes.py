@@ -56,8 +56,8 @@ class Probe(msgspec.Struct, frozen=True):
 
 def tensors(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> Iterator[list[Probe]]:
     """Yield lists of probes with seeded tensors, one list for each way to fill dynamic dimensions. Each list has every
-    kind of values. Then yield the same lists with constants. The caller needs only the first list in which the
-    reference answers a probe.
+    kind of values. Then yield lists with constants for the same shapes. The caller needs only the first list in which
+    the reference answers a probe.
 
     The usual shapes come first, then the other shapes in the model's range, because an engine for a range refuses
     shapes outside it.
@@ -78,8 +78,8 @@ def one_by_one(
     admission.
 
     Probes of more than `most_bytes` and probes of kind WIDE are left out. If an input is a count or a size, a huge
-    number would keep the process busy for ever, or use up its memory. If the caller adds kinds to `answered`, the
-    probes of the next shapes and the constants are left out.
+    number would keep the process busy for ever, or use up its memory. The caller may add the kinds of answered probes
+    to `answered`. If `answered` has a kind, only the remaining probes with the current shapes follow.
     """
     for kinds in (_KINDS, _CONSTANTS):
         for shapes in _candidates(signature, recognition, shape_range):
@@ -121,8 +121,8 @@ class Pictures:
             yield self.of(f"drawn picture {number}", pixels)
 
     def sample(self, path: Path, content: str = "") -> Probe:
-        """Return the probe of a user's picture. Raises InvalidInput, with the file's name, if it cannot be read,
-        Superseded if `content` is given and is not its SHA-256."""
+        """Return the probe of a user's picture. Raises InvalidInput, with the file's name, if the file cannot be used.
+        Raises Superseded if `content` is given and is not the file's SHA-256."""
         return self.of(path.name, read_sample(path, content))
 
     def reduction(self, width: int, height: int, roi: Roi | None = None) -> float:
@@ -131,7 +131,7 @@ class Pictures:
         return self._preparer.reduction(width, height, roi)
 
     def of(self, name: str, pixels: Image | Decoded, roi: Roi | None = None) -> Probe:
-        """Return the probe of a picture, BGR uint8 [height, width, 3], or of its region `roi`."""
+        """Return the probe of a picture or of its region `roi`. A picture is BGR uint8 [height, width, 3]."""
         # As in serving: with a fixed batch the picture is the first and the rest stay zero.
         tensor = np.zeros(self._shape, self._dtype)
         placement = self._preparer.prepare(pixels, tensor[0], roi)
@@ -148,8 +148,8 @@ def made_sounds(recognition: Recognition) -> Iterator[Probe]:
 
 
 class _Companions:
-    """The inputs other than the picture that a model's family fills (`Family.extra_inputs`), such as the size of the
-    picture. Random values would be invalid in these inputs. But a process that may not run the code of another
+    """The inputs that a model's family fills in addition to the picture (`Family.extra_inputs`), such as the size of
+    the picture. Random values would be invalid in these inputs. But a process that may not run the code of another
     package's family, such as the daemon, leaves them random. The engine may then refuse the probe, like any probe."""
 
     def __init__(self, recognition: Recognition) -> None:
@@ -160,8 +160,8 @@ class _Companions:
 
 
 def read_sample(path: Path, content: str = "") -> Image:
-    """Return a user's picture, BGR uint8 [height, width, 3]. Raises InvalidInput, with the file's name, if it cannot be
-    used, Superseded if `content` is given and is not its SHA-256."""
+    """Return a user's picture, BGR uint8 [height, width, 3]. Raises InvalidInput, with the file's name, if the file
+    cannot be used. Raises Superseded if `content` is given and is not the file's SHA-256."""
     from edged.vision.image import decode  # loads OpenCV, which the daemon does without
 
     encoded = sample_content(path, content)
@@ -172,7 +172,8 @@ def read_sample(path: Path, content: str = "") -> Image:
 
 
 def sample_content(path: Path, content: str = "") -> bytes:
-    """Return the bytes of a user's sample. Raises InvalidInput if it is too large, and the errors of `read_sample`."""
+    """Return the bytes of a user's sample. Raises InvalidInput if the file cannot be read or is too large. If `content`
+    is given, raises Superseded if the file cannot be read or has another SHA-256."""
     try:
         encoded = read_regular(path)
     except OSError as error:
@@ -180,14 +181,14 @@ def sample_content(path: Path, content: str = "") -> bytes:
             raise Superseded(f"sample {path.name} can no longer be read: {error.strerror or error}") from error
         raise InvalidInput(f"sample {path.name} cannot be read: {error.strerror or error}") from error
     if content and hashlib.sha256(encoded).hexdigest() != content:
-        raise Superseded(f"sample {path.name} was changed while it was read")
+        raise Superseded(f"sample {path.name} was changed after edged had planned to use it")
     check_size(path.name, len(encoded))
     return encoded
 
 
 def _candidates(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> Iterator[Shapes]:
     """Yield concrete shapes to try, each once. Shapes outside the range come last, for models that accept no shapes
-    inside it."""
+    inside the range."""
     usual, tried = shape_range.usual(signature), list(_shapes(signature, recognition))
     first = [usual] if usual is not None and _are_small(usual) else []
     ordered = [*first, *filter(shape_range.contains, tried), *(s for s in tried if not shape_range.contains(s))]
@@ -248,7 +249,7 @@ def _with_channels(spec: TensorSpec, recognition: Recognition) -> TensorSpec:
 
 
 def _shape(spec: TensorSpec, width: int, height: int, named: dict[str, int]) -> tuple[int, ...]:
-    """Return sizes for one input. `named` has the size of each named dimension, for all inputs."""
+    """Return a shape for one input. `named` has the sizes of named dimensions, for all inputs; new names are added."""
     rank = len(spec.shape)
     rows = None if rank != 4 else 1 if spec.shape[-1] in (1, 3) else 2  # the axis of a picture's height
     sizes = []

@@ -25,9 +25,9 @@ _MOST_OFFERED = 4096
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """How a served answer agrees with the reference's. `figures` are named as in `standard.Tolerance`, and are empty if
-    there is nothing to compare. `common` counts the detections that both have. `shift` is the mean
-    difference of the scores of these detections, the served score minus the reference's."""
+    """How well a served answer agrees with the reference's answer. `figures` has measured values under the names in
+    `standard.Tolerance`; it is empty if there is nothing to compare. `common` counts the detections that both answers
+    have. `shift` is the mean, over these detections, of the served score minus the reference's score."""
 
     figures: dict[str, float] = {}
     common: int = 0

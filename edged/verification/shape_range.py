@@ -21,8 +21,8 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 
 class ShapeRange(msgspec.Struct, frozen=True):
-    """A model's range of shapes, which is the same for all devices; empty if the range is unknown. `given` are the
-    inputs whose range was set by `profile.INPUT` or learnt from traffic.
+    """A model's range of shapes, which is the same for all devices; empty if the range is unknown. `given` has the
+    names of the inputs whose range was set by the setting `profile.INPUT` or learnt from traffic.
     """
 
     profile: Profile = Profile()
@@ -30,7 +30,7 @@ class ShapeRange(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, model: Model) -> ShapeRange:
-        """Return the range that was learnt from a model's traffic, or else the range of its settings."""
+        """Return the range that was learnt from a model's traffic. If none was learnt, return the range from `read`."""
         if model.learnt.ranges:
             return cls(model.learnt, tuple(sorted(each.name for each in model.learnt.ranges)))
         exact = model.recognition.reading.exact
@@ -55,12 +55,12 @@ class ShapeRange(msgspec.Struct, frozen=True):
         return all(self.profile.contains(name, shape) for name, shape in shapes.items())
 
     def usual(self, signature: Signature) -> Shapes | None:
-        """Return the shapes that engines are optimised for; None without a range."""
+        """Return, for each input, the shape that engines are optimised for; None if the range is unknown."""
         return {s.name: self._shape(s) for s in signature.inputs} if self.profile.ranges else None
 
     def batch(self, signature: Signature) -> Shapes | None:
-        """Return the usual shapes with the largest batch. None if no larger batch was set or learnt, or if an input of
-        that batch is too large to probe."""
+        """Return the usual shapes with the largest batch. None if the largest batch is the usual batch in all ranges
+        that were set or learnt. None, too, if an input with the largest batch is too large to probe."""
         grows = {r.name for r in self.profile.ranges if r.name in self.given and r.maximum[:1] > r.optimum[:1]}
         if not grows:
             return None
@@ -87,8 +87,8 @@ class ShapeRange(msgspec.Struct, frozen=True):
         return side(found) if found is not None else tuple(dim for dim in spec.shape if isinstance(dim, int))
 
     def _shape(self, spec: TensorSpec, leading: AnySet[Dim] | None = None) -> tuple[int, ...]:
-        """Return the usual shape of an input. If `leading` is given, the first dimension and those with a name in
-        `leading` have their largest size."""
+        """Return the usual shape of an input. If `leading` is given, the first dimension and the dimensions with a name
+        in `leading` have their largest size."""
         found = self.profile.range(spec.name)
         if found is None:
             return tuple(dim for dim in spec.shape if isinstance(dim, int))

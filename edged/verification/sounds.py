@@ -19,7 +19,7 @@ _SYLLABLES = 4.0  # a second
 
 
 def made(count: int, rate: int) -> Iterator[tuple[str, Floats]]:
-    """Yield names and signals, float32 [count] in -1..1, at `rate` samples per second."""
+    """Yield the name and the samples of each signal: float32 [count], -1 to 1, at `rate` samples per second."""
     random = np.random.default_rng([_SEED, rate])
     yield "made voice", voice(count, rate)
     seconds = np.arange(count) / rate
@@ -29,8 +29,8 @@ def made(count: int, rate: int) -> Iterator[tuple[str, Floats]]:
 
 
 def voice(count: int, rate: int) -> Floats:
-    """Return a voice-like signal, float32 [count]: the harmonics of a varying pitch, louder near three formants, in
-    syllables."""
+    """Return a voice-like signal, float32 [count]. It has the harmonics of a varying pitch. The harmonics near three
+    formants are louder, and the loudness rises and falls with each syllable."""
     seconds = np.arange(count) / rate
     phase = 2 * np.pi * _PITCH * (seconds + 0.01 * np.sin(2 * np.pi * 2.5 * seconds))
     total = np.zeros(count)

@@ -32,8 +32,8 @@ _FACTS = tuple(fact for fact in relevant(REFERENCE.backend, "cpu") if not is_dri
 class Tolerance(msgspec.Struct, frozen=True):
     """How far an engine may differ from the reference. A figure is the worst value over all outputs and samples.
 
-    Two figures are shares over all samples together instead. `top1` is a share of the rows of classifiers' outputs, [N,
-    classes]. `boxes` is a share of the detections in pictures, if the model's family is known (see
+    Two figures are not worst values, but shares over all samples together. `top1` is a share of the rows of
+    classifiers' outputs, [N, classes]. `boxes` is a share of the detections in pictures, if the model's family is known (see
     `edged.verification.boxes`).
     """
 
@@ -205,7 +205,7 @@ _BEFORE_FRAMES = {"cosine": 0.5, "relative_l2": 1.0, "outliers": 1.0}
 
 
 class Standard(msgspec.Struct, frozen=True):
-    """The standard that one engine of a model must meet. A verdict by another standard is out of date."""
+    """The standard that one engine of a model must meet. A verdict made with another standard is out of date."""
 
     tolerance: Tolerance
     golden: str  # identifies the golden answers by the model, the reference and all else that they are made from
@@ -215,25 +215,26 @@ class Standard(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, model: Model, precision: str, facts: Mapping[str, str]) -> Standard:
-        """Return the standard for engines of a model in a precision. `facts` are those of the box on which the
+        """Return the standard for engines of a model in a precision. `facts` are the facts of the box on which the
         reference answers."""
         frames = model.collected.id if model.collected is not None and is_judged_on_frames(model, precision) else ""
         return cls(tolerance_of(model, precision), _golden(model, facts), _detections(model.recognition), frames)
 
     @property
     def digest(self) -> str:
-        """12 hexadecimal digits over all fields."""
+        """A digest of all fields, 12 hexadecimal digits."""
         return _short(self)
 
 
 def is_judged_on_frames(model: Model, precision: str) -> bool:
     """Whether engines of a precision are judged on collected frames. Engines in fp32 are not, because their answers
-    differ by rounding only. A family must decode the model's answers to pictures."""
+    differ by rounding only. False, too, if the model takes no pictures, or if no family decodes the model's
+    answers."""
     return precision != "fp32" and model.recognition.family is not None and model.recognition.preprocess is not None
 
 
 def coarser(precision: str, arithmetic: str) -> str:
-    """Return the precision with fewer digits: it decides how far two correct answers may differ."""
+    """Return the precision with fewer digits. It determines how far two correct answers may differ."""
     return max(precision, arithmetic, key=list(TOLERANCES).index)
 
 
@@ -249,8 +250,8 @@ def tolerance(
     """Return how far an engine may differ from the reference. `arithmetic` is the precision of the model as exported.
 
     If the model's setting `precisions` does not name `precision`, the bounds for detections and classes are those of
-    `arithmetic`. If it names `precision`, the raw outputs of an engine that is judged on frames of cameras hardly
-    count.
+    `arithmetic`. If the setting names `precision`, and the engine is judged on frames of cameras, the bounds for its
+    raw outputs are very wide.
     """
     found = TOLERANCES[coarser(precision, arithmetic)]
     if precision not in (model_settings.precisions(settings) or ()):
@@ -263,8 +264,8 @@ def tolerance(
 
 
 def _golden(model: Model, facts: Mapping[str, str]) -> str:
-    """Return the model's digest, a dash, and 12 hexadecimal digits over everything else that probes and the reference's
-    answers are made from. This includes ONNX Runtime's version, because another version may answer differently."""
+    """Return the model's digest, a dash, and a digest of everything else that determines the probes and the reference's
+    answers. ONNX Runtime's version is part of it, because another version may answer differently."""
     samples = sorted(map(model.content, model.samples))  # the names of the files do not matter
     shape_range = ShapeRange.of(model)
     shapes = [str(shape_range.profile), shape_range.given]

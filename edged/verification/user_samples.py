@@ -56,8 +56,8 @@ def tensor_probes(signature: Signature, samples: Sequence[str]) -> Iterator[Call
 
 
 def read_tensors(path: Path, signature: Signature, content: str = "") -> Probe:
-    """Read the inputs in a file. Raises InvalidInput, with the file's name, if they do not fit the model, Superseded if
-    `content` is given and is not the file's SHA-256."""
+    """Read the inputs in a file. Raises InvalidInput, with the file's name, if the file cannot be used with the model.
+    Raises Superseded if `content` is given and is not the file's SHA-256."""
     encoded = sample_content(path, content)
     try:
         with zipfile.ZipFile(io.BytesIO(encoded)) as archive:
@@ -74,30 +74,32 @@ def read_tensors(path: Path, signature: Signature, content: str = "") -> Probe:
 def _arrays(archive: zipfile.ZipFile, specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
     members = {member.filename.removesuffix(_MEMBER): member for member in archive.infolist()}
     if sum(member.file_size for member in members.values()) > _MOST_BYTES:
-        raise InvalidInput(f"its arrays take more than {_MOST_BYTES >> 20} MiB")
+        raise InvalidInput(f"the arrays in the file take more than {_MOST_BYTES >> 20} MiB together")
     for name in members:
         if name not in specs:
-            raise InvalidInput(f"{name[:80]!r} is not an input of the model, which has {', '.join(map(repr, specs))}")
+            raise InvalidInput(
+                f"array {name[:80]!r} is not an input of the model, whose inputs are {', '.join(map(repr, specs))}"
+            )
     for name in specs:
         if name not in members:
-            raise InvalidInput(f"it has no array {name[:80]!r}: give one for each input of the model")
+            raise InvalidInput(f"the file has no array {name[:80]!r}; give an array for each input of the model")
     return {name: _array(archive.read(members[name]), spec) for name, spec in specs.items()}
 
 
 def _array(member: bytes, spec: TensorSpec) -> Array:
-    """Return one array in C order and in the dtype of the input. Raises InvalidInput if it does not fit the input."""
+    """Return one array in C order and in the dtype of the input. Raises InvalidInput if the array does not fit."""
     file = io.BytesIO(member)
     shape, is_fortran, dtype = _header(file, spec)
     if not spec.admits(shape):
-        raise InvalidInput(f"array {spec.name[:80]!r} is {list(shape)}, the model takes {list(spec.dims)}")
+        raise InvalidInput(f"array {spec.name[:80]!r} has shape {list(shape)}, but the model takes {list(spec.dims)}")
     wanted = numpy_dtype(spec.datatype)
     is_text = spec.datatype == "BYTES" and dtype.kind in "SU"
     if not is_text and (dtype.hasobject or dtype.newbyteorder("=") != wanted):
-        way = "texts: astype('S')" if spec.datatype == "BYTES" else f"{spec.datatype}: astype({wanted.name!r})"
-        raise InvalidInput(f"array {spec.name[:80]!r} is {dtype}, the model takes {way}")
+        way = "strings: astype('S')" if spec.datatype == "BYTES" else f"{spec.datatype}: astype({wanted.name!r})"
+        raise InvalidInput(f"array {spec.name[:80]!r} has dtype {dtype}, but the model takes {way}")
     data = file.read()
     if len(data) != math.prod(shape) * dtype.itemsize:
-        raise InvalidInput(f"array {spec.name[:80]!r} is cut off")
+        raise InvalidInput(f"array {spec.name[:80]!r} is damaged: its data has the wrong size for its shape")
     flat = np.frombuffer(data, dtype)
     array = flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)
     if is_text:
@@ -108,7 +110,7 @@ def _array(member: bytes, spec: TensorSpec) -> Array:
 def _header(file: io.BytesIO, spec: TensorSpec) -> _Header:
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
-        raise InvalidInput(f"array {spec.name[:80]!r} has format {version}; edged reads (1, 0) and (2, 0)")
+        raise InvalidInput(f"array {spec.name[:80]!r} has .npy version {version}; edged reads (1, 0) and (2, 0)")
     try:
         return _HEADERS[version](file)
     except Exception as error:  # numpy parses it as a Python literal; the errors have no common base class
@@ -132,8 +134,9 @@ def calibration_pictures(samples: Sequence[str], digest_of: Callable[[str], str]
 
 
 def calibration_frames(collected: Collected | None) -> Collected | None:
-    """Return the part of a model's collected frames that int8 is calibrated on: at most `_MOST_FRAMES`, spread over
-    time. Within a span of time the frame with the smallest digest is chosen, so that all cameras have their share."""
+    """Return the part of a model's collected frames that int8 is calibrated on. The part has at most `_MOST_FRAMES`
+    frames, one for each span of time. Of each span, the frame with the smallest digest is chosen. This is like a random
+    choice, so no camera is preferred."""
     if collected is None:
         return None
     frames = list(collected.calibrate.items())  # in the order of time
@@ -145,10 +148,10 @@ def calibration_frames(collected: Collected | None) -> Collected | None:
 def calibration_digest(
     recognition: Recognition, samples: Sequence[str], digest_of: Callable[[str], str] = content, collection: str = ""
 ) -> str:
-    """Return 12 hexadecimal digits over everything that calibration depends on, except the model. `samples` are paths;
-    `collection` is the id of the model's collected frames, empty without any.
+    """Return a digest (12 hexadecimal digits) of everything that calibration depends on, except the model. `samples`
+    are paths; `collection` is the id of the model's collected frames, empty if there are none.
 
-    Empty for a model that takes no pictures, which cannot be calibrated.
+    Return an empty text for a model that takes no pictures, because such a model cannot be calibrated.
     """
     if not recognition.preprocess:
         return ""
@@ -156,6 +159,6 @@ def calibration_digest(
 
 
 def calibration_name(recognition: Recognition, contents: Iterable[str], collection: str = "") -> str:
-    """Return the digits of `calibration_digest`. `contents` are the digests of the chosen pictures."""
+    """Return the digest of `calibration_digest`. `contents` are the SHA-256 digests of the chosen pictures."""
     parts = [_METHOD, recognition.preprocess, [*contents], *([collection] if collection else [])]
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:12]

@@ -44,8 +44,8 @@ class Pair(msgspec.Struct, frozen=True):
     """The answers of the reference and of an engine to one probe.
 
     `picture` is the name of a picture or sample, `placement` the place of the picture in the input. `extreme` marks
-    inputs that a model is not made for: the winning class is meaningless there. `noise` is how much of a difference is
-    meaningless.
+    inputs that a model is not made for: the class with the highest score is meaningless then. `noise` has, for each
+    output, the part of a difference that is meaningless.
     """
 
     expected: Mapping[str, Array]
@@ -79,7 +79,7 @@ def judge(
 
 
 def matcher_for(recognition: Recognition, slack: float) -> AnyMatcher | None:
-    """Return the matcher for a model; None for a model without a family. `slack` is that of `Matcher`."""
+    """Return the matcher for a model; None for a model without a family. `slack` is passed to `Matcher`."""
     if recognition.family is None:
         return None
     if recognition.sound is not None:
@@ -117,7 +117,7 @@ class _Tally:
                 continue
             if found is None or found.shape != reference.shape or found.dtype != reference.dtype:
                 got = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
-                return f"output {name!r}: {got} instead of {reference.dtype}{list(reference.shape)}"
+                return f"the engine gave {got} for output {name!r} instead of {reference.dtype}{list(reference.shape)}"
             self._compared += 1
             for figure, value in _figures(reference, found, self._tolerance.element, pair.noise.get(name)).items():
                 self._take(figure, value, pair.picture)
@@ -138,7 +138,8 @@ class _Tally:
 
     def verdict(self) -> Verdict:
         if not self._compared:
-            return Verdict(False, "nothing to compare: the reference's outputs differ from run to run", {})
+            why = "the engine cannot be verified, because the reference's outputs differ from run to run"
+            return Verdict(False, why, {})
         figures, deciding = dict(self._worst), set(self._worst)
         shares = [same / rows for rows, same in self._winners.values() if rows]
         if shares:
@@ -154,7 +155,7 @@ class _Tally:
         if self._lacks_values:
             figures[NO_VALUES] = 1.0
         is_unknown = self._lacks_values and self._needs_values
-        reason = f"{reason}, against the reference" if reason else _NO_VALUES if is_unknown else ""
+        reason = f"{reason}, compared with the reference" if reason else _NO_VALUES if is_unknown else ""
         return Verdict(not reason, reason, {name: float(f"{value:.6g}") for name, value in figures.items()})
 
     def _take(self, figure: str, value: float, picture: str) -> None:
@@ -182,12 +183,12 @@ class _Tally:
 
 
 def beyond(figure: str, value: float, tolerance: Tolerance) -> str:
-    """Return how a figure is beyond its bound; empty if it is not."""
+    """Return a text that says that a figure is beyond its bound; empty if the figure is within its bound."""
     bound: float = getattr(tolerance, figure)
     is_floor = figure in FLOORS
     if value >= bound if is_floor else value <= bound:  # false for NaN, which fails as well
         return ""
-    return f"{figure} {value:.6g} is {'below' if is_floor else 'above'} {bound:g}"
+    return f"{figure} {value:.6g} is {'below' if is_floor else 'above'} the bound {bound:g}"
 
 
 def _has_values(output: Array) -> bool:
@@ -201,7 +202,8 @@ def _is_alike(one: Array, other: Array) -> bool:
 
 
 def _finite_share(reference: Array, answer: Array) -> float:
-    """Return 1 minus how far the answer's share of finite elements is below the reference's."""
+    """Return 1 minus the loss of finite elements. The loss is how far the answer's share of finite elements is below
+    the reference's share."""
     if reference.dtype.kind != "f" or not reference.size or not answer.size:
         return 1.0
     return 1 - max(0.0, float(np.mean(np.isfinite(reference)) - np.mean(np.isfinite(answer))))
@@ -249,12 +251,12 @@ def _figures(reference: Array, answer: Array, element: float, noise: Noise | Non
 
 
 def _outliers(expected: _Floats, found: _Floats, element: float) -> float:
-    """Return the share of elements that differ by more than `element` of the largest value in their row or column,
-    whichever is smaller.
+    """Return the share of elements whose difference is above a limit. The limit is the fraction `element` of the
+    largest value in the element's row or in its column, whichever value is smaller.
 
     So a wrong score below 1 is found in a tensor that also has boxes in pixels. Axes of one element do not count as
-    rows or columns. Otherwise each element would be its own scale, and small scores of a classifier would count as
-    outliers.
+    rows or columns. Otherwise the limit of each element would follow from that element alone, and small scores of a
+    classifier would count as outliers.
     """
     expected, found = expected.squeeze(), found.squeeze()
     size = np.abs(expected)
@@ -277,7 +279,7 @@ def _distances(expected: _Floats, found: _Floats) -> dict[str, float]:
 
 
 def _top1(reference: Array, answer: Array) -> float:
-    """Return the share of rows whose largest element has the same index. Rows are along the last axis."""
+    """Return the share of rows (last axis) whose largest element has the same index in both arrays."""
     if reference.ndim < 2:
         return 1.0
     return float(np.mean(np.argmax(reference, axis=-1) == np.argmax(answer, axis=-1)))

@@ -1,4 +1,5 @@
-"""Finds all families that accept a model's tensors, each with the settings that it needs, to compare them on a picture.
+"""Finds all families that accept a model's tensors, and the settings that each family needs. A person can then compare
+what the families find on a picture.
 
 Some formats have the same shapes, and the file does not say which format it has. A person can see from the drawn boxes
 which format is right.
@@ -38,8 +39,8 @@ def candidates(
     """Return the families that accept a model: first those that `recognise` names, then the others. In both groups the
     family with the nearest signature comes first.
 
-    The arguments are those of `recognise`, but a setting `family` is ignored. A family is left out if another setting
-    contradicts it, such as a wrong number of `names`.
+    The arguments are those of `recognise`, but a setting `family` is ignored. A family is left out if one of the other
+    settings does not fit the family, for example if `names` has a wrong number of names.
     """
     given = {key: value for key, value in settings.items() if key != "family"}
     evidence = evidence_of(inputs, outputs, read_metadata(metadata), given, operators, heads)

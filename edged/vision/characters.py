@@ -1,7 +1,8 @@
 """The characters of a text recogniser, in the order of its classes.
 
 They come from the metadata `character` that RapidOCR writes into PP-OCR's models, from a dictionary file of PaddleOCR
-(`ppocr_keys_v1.txt`), or from the setting `decode.characters`: a character on each line, or all on one line.
+(`ppocr_keys_v1.txt`), or from the setting `decode.characters`. In each of these sources, every character has a line of
+its own, or all characters are on one line.
 
 Source: `CTCLabelDecode` in rapidocr 3.10.0 and ppocr/postprocess/rec_postprocess.py of PaddlePaddle/PaddleOCR.
 """
@@ -31,10 +32,10 @@ def parse(text: str) -> tuple[str, ...]:
 
 
 def by_class(listed: tuple[str, ...], classes: int | None, *, nothing_last: bool) -> tuple[str, ...] | None:
-    """Return the character of each class, in order. The class that stands for no character gets an empty text.
+    """Return the character of each class, in order. The class that stands for no character gets an empty string.
 
-    If the list has no empty entry, one is added: at the start, or at the end with `nothing_last`. If the model has two
-    classes more than this list, a space is also added after the listed characters, as in PaddleOCR. `classes` is the
+    If `listed` has no empty entry, one is added: at the start, or at the end with `nothing_last`. If the model then
+    still has one class more, such a list also gets a space after its last character, as in PaddleOCR. `classes` is the
     model's number of classes, None if unknown. Returns None if the list does not fit.
     """
     if not listed or listed.count(_NOTHING) > 1:

@@ -27,7 +27,8 @@ _COMMON = frozenset({"data", "image", "images", "input", "input.1", "output", "o
 
 
 class Tensors(msgspec.Struct, frozen=True):
-    """The tensors of a model that are compared, and the size (width, height) of its picture, None if unknown."""
+    """The tensors of a model that are compared with signatures. `size` is the (width, height) of the picture that the
+    model takes, None if unknown."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -46,8 +47,9 @@ class Tensors(msgspec.Struct, frozen=True):
 class Comparison(msgspec.Struct, frozen=True):
     """The result of comparing a model with a signature.
 
-    `points` rate what they have in common. `differences` are texts, and `cost` rates the differences. `is_readable`:
-    the model has all tensors of the signature, but some may have other names, and there may be further tensors.
+    `points` rate what the model and the signature have in common. `differences` are texts, and `cost` rates these
+    differences. `is_readable`: the model has all tensors of the signature, perhaps with other names, and perhaps also
+    further tensors.
     """
 
     points: int
@@ -57,7 +59,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def is_near(self) -> bool:
-        """Whether the model resembles the signature: some facts are equal, and more are equal than different."""
+        """Whether the model resembles the signature: it has at least 4 points, and the cost is at most half of them."""
         return self.points >= 4 and self.cost * 2 <= self.points
 
     @property
@@ -97,8 +99,9 @@ def shown(spec: TensorSpec) -> str:
 
 
 class _Pairing(msgspec.Struct):
-    """Which tensors of a model match which patterns of a signature. The pairs `unlike` differ in shape, the pairs
-    `renamed` in name. `missing` are the patterns without a tensor, `left` are the tensors without a pattern."""
+    """Which tensors of a model match which patterns of a signature. The pairs in `unlike` have different shapes. The
+    pairs in `renamed` have different names. `missing` are the patterns without a tensor, `left` are the tensors without
+    a pattern."""
 
     points: int
     unlike: list[tuple[TensorPattern, TensorSpec]]
@@ -126,9 +129,13 @@ def _side(
     extras = 0 if may_have_more else len(pairing.left) + beyond
     texts = (
         *_missing(what, pairing.missing, values),
-        *(f"{_name(spec)} is {_shape(spec)}, not {p.shape(values)}" for p, spec in pairing.unlike),
-        *(f"{what} {'|'.join(p.names)} is named {_name(spec)}" for p, spec in pairing.renamed),
-        *([f"{extras} more {what}{'s' * (extras > 1)} ({_names(pairing.left, extras)})"] if extras else []),
+        *(f"{what} {_name(spec)} is {_shape(spec)}, not {p.shape(values)}" for p, spec in pairing.unlike),
+        *(f"{what} {_name(spec)} is not named {' or '.join(p.names)}" for p, spec in pairing.renamed),
+        *(
+            [f"the model has {extras} more {what}{'s' * (extras > 1)} ({_names(pairing.left, extras)})"]
+            if extras
+            else []
+        ),
     )
     cost = _MISSING * len(pairing.missing) + _SHAPE * len(pairing.unlike) + _RENAMED * len(pairing.renamed)
     return Comparison(pairing.points, cost + _EXTRA * extras, texts, is_readable)
@@ -172,7 +179,8 @@ def _pair_in_order(pairing: _Pairing) -> None:
 
 
 def _fitting(pattern: TensorPattern, specs: list[TensorSpec], values: Values) -> Iterator[tuple[TensorSpec, int]]:
-    """Yield the tensors that may match the pattern under another name, with their points."""
+    """Yield each tensor whose shape matches the pattern, and the points for the shape. Yield nothing for a pattern that
+    can match only by name."""
     if pattern.is_start or (pattern.names and pattern.dims is None):
         return
     for spec in specs:
@@ -205,5 +213,6 @@ def _shape(spec: TensorSpec) -> str:
 
 
 def _cut(spec: TensorSpec) -> TensorSpec:
-    """Return a tensor with a shortened name and shape, which is cheap to compare. No pattern has a name that long."""
+    """Return a tensor with a shortened name and shape, so that comparing is cheap. A shortened name or shape is longer
+    than that of every pattern, so shortening does not change which patterns match."""
     return TensorSpec(spec.name[: 2 * _LONGEST_NAME], spec.datatype, spec.shape[: 2 * _MOST_DIMS])

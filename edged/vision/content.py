@@ -1,8 +1,9 @@
-"""What a model says about a whole picture: classes, a class map, a depth map, an embedding, a text or an anomaly.
+"""A content is what a model says about a whole picture: classes, a class map, a depth map, an embedding, a text or an
+anomaly.
 
-Detections are in `edged.vision.detections`, with another packed form, because most frames have detections. Processes
-send a content to each other as MessagePack. `unpack` checks every size, because a hostile model may have taken over the
-engine host (the process that runs the model) that sends the content.
+Detections are in `edged.vision.detections`. They have a packed form of their own, because most frames have detections.
+Processes send a content to each other as MessagePack. `unpack` checks every size, because a hostile model may have
+taken over the engine host (the process that runs the model) that sends the content.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ _FLOAT = np.dtype("<f4")
 
 
 class Classes(msgspec.Struct, frozen=True, array_like=True, tag="classes", forbid_unknown_fields=True):
-    """k classes, the best first: their numbers, and their scores in 0..1."""
+    """k classes, the best first. `class_ids` are the numbers of the classes, `scores` are in 0..1."""
 
     class_ids: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.class_ids) > MOST_DETECTIONS:
-            raise ValueError(f"{len(self.class_ids)} classes; at most {MOST_DETECTIONS} are possible")
+            raise ValueError(f"there are {len(self.class_ids)} classes; at most {MOST_DETECTIONS} are possible")
         if len(self.class_ids) != len(self.scores) or not _are_float32(*self.scores):
             raise ValueError(
-                f"{len(self.class_ids)} classes with {len(self.scores)} scores, or a score that is not finite"
+                f"there are {len(self.class_ids)} classes with {len(self.scores)} scores; the numbers must be equal,"
+                " and all scores must be finite"
             )
 
     @classmethod
@@ -56,8 +58,9 @@ class Classes(msgspec.Struct, frozen=True, array_like=True, tag="classes", forbi
 class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", forbid_unknown_fields=True):
     """The class of every cell of a grid of `width` x `height` cells that covers the picture.
 
-    `class_ids` and `lengths` are runs of equal cells, row by row from the upper left; the lengths are above 0 and add
-    up to width * height. If the model was shown only a part of the picture, the map covers this part, `box`.
+    The cells are stored as runs of equal cells, row by row from the upper left. `class_ids` has the class of each run,
+    `lengths` the number of its cells, above 0; the lengths add up to width * height. If the model was shown only a part
+    of the picture, the map covers this part, `box`.
     """
 
     width: int
@@ -72,7 +75,10 @@ class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", fo
         if len(self.class_ids) != len(self.lengths) or min(self.lengths, default=0) < 1 or sum(self.lengths) != cells:
             raise ValueError(f"the runs of a class map do not add up to {self.width}x{self.height} cells")
         if len(self.lengths) > _MOST_RUNS or min(self.class_ids) < 0 or max(self.class_ids) >= 1 << 31:
-            raise ValueError(f"a class map of {len(self.lengths)} runs, or with an invalid class id")
+            raise ValueError(
+                f"a class map has {len(self.lengths)} runs, and class ids in {min(self.class_ids)}.."
+                f"{max(self.class_ids)}; it must have at most {_MOST_RUNS} runs, and class ids in 0..2^31-1"
+            )
 
     @classmethod
     def of(cls, cells: npt.NDArray[np.integer], box: Box | None = None) -> ClassMap:
@@ -125,11 +131,16 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
     def __post_init__(self) -> None:
         _check_sides(self.width, self.height, self.box)
         if self.width * self.height > _MOST_CELLS:
-            raise ValueError(f"a map of {self.width}x{self.height} values; at most {_MOST_CELLS} are possible")
+            raise ValueError(
+                f"a map of {self.width}x{self.height} values is too large; at most {_MOST_CELLS} are possible"
+            )
         if len(self.data) != self.width * self.height * _LEVEL.itemsize:
-            raise ValueError(f"{len(self.data)} bytes for a map of {self.width}x{self.height} levels of 2 bytes")
+            raise ValueError(f"a map has {len(self.data)} bytes, not {self.width}x{self.height} levels of 2 bytes")
         if not (_are_float32(self.low, self.high) and self.low <= self.high):
-            raise ValueError(f"a map from {self.low} to {self.high}")
+            raise ValueError(
+                f"the lowest value of a map is {self.low} and the highest {self.high}; both must be finite, and the"
+                " first not above the second"
+            )
 
     @classmethod
     def of(cls, values: npt.NDArray[np.floating], box: Box | None = None) -> ValueMap:
@@ -194,12 +205,16 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", f
     def __post_init__(self) -> None:
         values, rest = divmod(len(self.data), _FLOAT.itemsize)
         if rest or not 1 <= values <= MOST_VALUES:
-            raise ValueError(f"{len(self.data)} bytes are not 1 to {MOST_VALUES} values of an embedding")
+            raise ValueError(
+                f"an embedding has {len(self.data)} bytes; only 1 to {MOST_VALUES} values of 4 bytes are possible"
+            )
         length = float(np.linalg.norm(self.vector().astype(np.float64)))
         if length and not abs(length - 1) < _TOLERANCE:  # also true for NaN
-            raise ValueError(f"an embedding of length {length:g}")
+            raise ValueError(
+                f"the Euclidean length of an embedding is {length:g}; it must be 1, or 0 for a vector of zeros"
+            )
         if not _are_float32(self.similarity):
-            raise ValueError(f"a similarity of {self.similarity}")
+            raise ValueError(f"the similarity of an embedding is {self.similarity}; it must be a finite number")
 
     @classmethod
     def of(cls, values: npt.ArrayLike) -> Embedding:
@@ -227,12 +242,15 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", forbid_unkn
 
     def __post_init__(self) -> None:
         if len(self.text) > MOST_TEXT or not _are_float32(self.score):
-            raise ValueError(f"a text of {len(self.text)} characters with score {self.score}")
+            raise ValueError(
+                f"a text has {len(self.text)} characters and the score {self.score}; it must have at most {MOST_TEXT}"
+                " characters, and its score must be finite"
+            )
 
 
 class Anomaly(msgspec.Struct, frozen=True, array_like=True, tag="anomaly", forbid_unknown_fields=True):
-    """How unusual the picture is. `score` is in the model's own scale; `is_anomalous` says whether it is at least the
-    model's threshold. `map` has the score of each cell; None if the model has no map."""
+    """How unusual the picture is. `score` is in the model's own scale; `is_anomalous` says whether the score is at
+    least the model's threshold. `map` has the score of each cell; None if the model has no map."""
 
     score: float
     is_anomalous: bool
@@ -240,7 +258,7 @@ class Anomaly(msgspec.Struct, frozen=True, array_like=True, tag="anomaly", forbi
 
     def __post_init__(self) -> None:
         if not _are_float32(self.score):
-            raise ValueError(f"an anomaly score of {self.score}")
+            raise ValueError(f"the anomaly score is {self.score}; it must be a finite number")
 
 
 Content = Classes | ClassMap | Depth | Embedding | Text | Anomaly
@@ -292,15 +310,18 @@ def lines(content: Content, names: Sequence[str]) -> Iterator[Line]:
 
 
 def _are_float32(*numbers: float) -> bool:
-    """Whether numbers are finite, also as float32."""
+    """Whether all numbers are finite and stay finite as float32."""
     return all(abs(number) <= LARGEST for number in numbers)
 
 
 def _check_sides(width: int, height: int, box: Box | None) -> None:
     if not (1 <= width <= MOST_SIDE and 1 <= height <= MOST_SIDE):
-        raise ValueError(f"a map of {width}x{height} cells; each side must be 1 to {MOST_SIDE}")
+        raise ValueError(f"a map of {width}x{height} cells is impossible; each side must be 1 to {MOST_SIDE}")
     if box is not None and not (0 <= box[0] < box[2] < 1 << 31 and 0 <= box[1] < box[3] < 1 << 31):
-        raise ValueError(f"a map of {box}, which is not a part of a picture")
+        raise ValueError(
+            f"the box of a map is {box}; it must be x1, y1, x2, y2 in pixels of the picture, with 0 <= x1 < x2 < 2^31"
+            " and 0 <= y1 < y2 < 2^31"
+        )
 
 
 def _nearest(count: int, cells: int) -> npt.NDArray[np.int64]:

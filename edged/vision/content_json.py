@@ -17,7 +17,7 @@ def content_fields(content: Content, names: Sequence[str], maps: bool = True) ->
 
     - classes: `predictions` of {class, class_id, confidence}, and `top`, the best class
     - class map: `class_map` of {width, height, class_ids, lengths, areas}; see `ClassMap`. An area is {class, class_id,
-      share}, the share of the map in 0..1
+      share}; `share` is the part of the map that has this class, in 0..1
     - depth: `depth` of {unit, is_inverse, map}
     - embedding: `embedding`, a list of numbers; with a gallery also `label`, which is empty if no name is near enough,
       and `similarity`

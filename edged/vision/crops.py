@@ -1,4 +1,4 @@
-"""Chooses the crops of a picture for a pipeline's second model: one for each detection of the first model. Pure."""
+"""Chooses the crops of a picture for a pipeline's second model. A crop shows one detection of the first model. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MOST_PIXELS = 64 * 1024 * 1024  # as `image.MAX_PIXELS`; importing `image` woul
 
 
 class CropRule(msgspec.Struct, frozen=True):
-    """Which detections get a crop: at most `most` detections of the `classes` (empty: all classes), the best scores
-    first.
+    """Which detections get a crop: those of the `classes` (empty: all classes), and of these the `most` detections with
+    the best scores.
 
     A crop is the box, enlarged on each side by `margin` times its width or height. If `is_upright` is set and the
     detector returns oriented boxes, the crop is the oriented box, turned upright.
@@ -31,7 +31,8 @@ class CropRule(msgspec.Struct, frozen=True):
 
 
 class Crops(msgspec.Struct, frozen=True):
-    """The crops of one picture, in decreasing order of scores: the `rows` of their detections, and their `regions`.
+    """The crops of one picture, the best score first. `rows` are the row numbers of the detections, `regions` are the
+    parts of the picture.
 
     `left_out` counts the detections of the rule's classes that have no crop, because there are too many of them, or
     because they have no area in the picture.
@@ -52,7 +53,7 @@ def choose(
     the size is impossible.
     """
     if min(width, height) < 1 or width * height > _MOST_PIXELS:
-        raise ValueError(f"a picture of {width}x{height} pixels")
+        raise ValueError(f"a picture of {width}x{height} pixels is impossible; it must have 1 to {_MOST_PIXELS} pixels")
     scores = np.nan_to_num(found.scores, nan=-math.inf)
     wanted = np.argsort(-scores, kind="stable")
     if rule.classes:
@@ -83,7 +84,7 @@ def _region(
     height: int,
     rotation: int,
 ) -> Roi:
-    """Return the crop of a detection; `box` is its region of whole pixels."""
+    """Return the crop of a detection. `box` is the upright crop in whole pixels, from `_whole_pixels`."""
     if rule.is_upright and found.corners is not None:
         corners = _tilted(found.corners[row], rule.margin, width, height, rotation)
         if corners is not None:

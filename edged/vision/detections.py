@@ -79,9 +79,9 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
         if found.masks is not None and len(found.masks) != n:
             raise ValueError(f"{len(found.masks)} masks, but {n} scores; the numbers must be equal")
         if found.keypoints is not None and (found.keypoints.shape[::2] != (n, 3) or found.keypoints.ndim != 3):
-            raise ValueError(f"keypoints of shape {found.keypoints.shape}, expected ({n}, k, 3)")
+            raise ValueError(f"keypoints have the shape {found.keypoints.shape}, expected ({n}, k, 3)")
         if found.corners is not None and found.corners.shape != (n, 4, 2):
-            raise ValueError(f"corners of shape {found.corners.shape}, expected ({n}, 4, 2)")
+            raise ValueError(f"corners have the shape {found.corners.shape}, expected ({n}, 4, 2)")
         if found.tracker_ids is not None and len(found.tracker_ids) != n:
             raise ValueError(f"{len(found.tracker_ids)} tracker ids, but {n} scores; the numbers must be equal")
         return found
@@ -106,8 +106,8 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
         )
 
     def pack(self) -> bytes:
-        """Return n records of `RECORD`. If there are further fields, a header precedes the records and the fields
-        follow them."""
+        """Return the detections as bytes: one `RECORD` for each detection. If the detections have further fields, a
+        header comes before the records, and the fields come after them."""
         records = np.empty(len(self), RECORD)
         records["box"], records["score"], records["class_id"] = self.boxes, self.scores, self.class_ids
         if self.masks is None and self.keypoints is None and self.corners is None and self.tracker_ids is None:
@@ -178,7 +178,10 @@ def _unpack_masks(reader: _Reader, n: int, runs: int) -> tuple[Counts, ...]:
     stops = np.cumsum(reader.take(n, _COUNT), dtype=np.int64).tolist()
     all_runs = reader.take(runs, _COUNT).copy()
     if (stops[-1] if stops else 0) != runs:
-        raise ValueError(f"the lengths of the masks do not add up to {runs}")
+        raise ValueError(
+            f"the header of the packed detections says that all masks have {runs} runs together, but the lengths of the"
+            " masks add up to another number"
+        )
     return tuple(all_runs[start:stop] for start, stop in zip([0, *stops], stops, strict=False))
 
 
@@ -191,11 +194,13 @@ class _Reader:
 
     def take(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         if self._position + count * dtype.itemsize > len(self._packed):
-            raise ValueError(f"{len(self._packed)} bytes of detections are too few")
+            raise ValueError(f"the packed detections have {len(self._packed)} bytes, fewer than their header describes")
         found = np.frombuffer(self._packed, dtype, count, self._position) if count else np.empty(0, dtype)
         self._position += count * dtype.itemsize
         return found
 
     def end(self) -> None:
         if self._position != len(self._packed):
-            raise ValueError(f"{len(self._packed)} bytes of detections, but their header describes {self._position}")
+            raise ValueError(
+                f"the packed detections have {len(self._packed)} bytes, but their header describes {self._position}"
+            )

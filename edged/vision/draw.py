@@ -57,8 +57,8 @@ def annotate(
     sequence.
 
     `content` is written as lines in the upper left corner, and its map is blended over the picture. The caption is in
-    the lower left corner. The better of two overlapping detections is on top. Raises ValueError if masks are of a
-    picture of another size.
+    the lower left corner. The better of two overlapping detections is on top. Raises ValueError if the masks do not
+    have the size of the picture.
     """
     canvas: Image = image.copy()
     if content is not None:
@@ -97,7 +97,7 @@ def encode_jpeg(image: Image, quality: int = 85) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def class_color(class_id: int) -> Color:
-    """Return a bright BGR colour, always the same for a class."""
+    """Return the colour of a class: bright, BGR, and the same in every picture."""
     hue = (0.57 + class_id * _GOLDEN) % 1.0
     value = 1.0 if class_id % 2 == 0 else 0.88
     red, green, blue = colorsys.hsv_to_rgb(hue, 0.78, value)
@@ -115,7 +115,7 @@ class _Style:
         self.gap = max(2, round(self.font * 7))
 
     def measure(self, text: str) -> tuple[int, int, int]:
-        """Return a text's width, and its height above and depth below the baseline."""
+        """Return the width of a text, its height above the baseline, and its depth below the baseline."""
         (width, height), depth = cv2.getTextSize(text, _FONT, self.font, self.weight)
         return width, height, depth
 

@@ -1,8 +1,8 @@
-"""Recognises the detector family of a model.
+"""Recognises the family of a model.
 
-The order is: the setting `family`, metadata, tensor names, shapes. If no rule claims a model, or if the claimed format
-is not decoded, the family is None. Then the reason says what the model may be (see `nearest`), and the model returns
-raw tensors. To add a family, add it to `FAMILIES` and its rules to `_RULES`.
+The order of the sources is: the setting `family`, metadata, tensor names, shapes. If no rule claims a model, or if the
+claimed format is not decoded, the family is None. Then the reason says what the model may be (see `nearest`), and the
+model returns raw tensors. To add a family, add it to `FAMILIES` and its rules to `_RULES`.
 
 Rules of families from other packages come after all these rules. So installing a package does not change a model that
 edged itself recognises.
@@ -260,10 +260,10 @@ def recognise(
     """Recognise a model by its tensors, metadata and settings (see `settings.KNOWN`). Raises ConfigError if a setting
     is invalid.
 
-    `operators` are the names of the graph's operators, `heads` is the operator that computes each output; both are None
-    if unknown. `settings` override the settings in the metadata (`settings.METADATA_PREFIX`). Settings of other modules
-    are ignored, and so is metadata that is invalid but not a setting. `others` are families of other packages. Raises
-    FamilyFailed if one of them fails.
+    `operators` are the names of the graph's operators, `heads` maps each output to the operator that computes it; both
+    are None if unknown. `settings` override the settings in the metadata (`settings.METADATA_PREFIX`). Settings of
+    other modules are ignored. Invalid metadata is ignored, too, unless it is a setting. `others` are families of other
+    packages. Raises FamilyFailed if one of them fails.
     """
     settings = {**keys.from_metadata(metadata), **settings}
     keys.check(settings)
@@ -319,7 +319,7 @@ def _claim_sound(evidence: SoundEvidence) -> Claim | None:
     claim = family.claim(evidence, f"the setting family={wanted}")
     if claim is None:
         form = nearest_form(family.signatures, Tensors.of(evidence.inputs, evidence.outputs, None))
-        raise ConfigError(f"family={wanted} needs tensors like {needs(form)}; set family=raw")
+        raise ConfigError(f"setting family={wanted} does not fit: it needs tensors like {needs(form)}; set family=raw")
     if claim.family is None:
         raise ConfigError(claim.reason)
     return claim
@@ -334,7 +334,7 @@ def _of_sound(claim: Claim, settings: Mapping[str, str], exported: ExportMetadat
         family=claim.family,
         reason=nearest.cut(f"{claim.reason}{exported.remark}"),
         preprocess=None,
-        picture=f"it takes {claim.sound}",
+        picture=f"the model takes {claim.sound}",
         names=names,
         thresholds=_thresholds(settings, SOUND_FAMILIES[claim.family].thresholds, (0.0, 1.0)),
         reading=msgspec.structs.replace(claim.reading, classes=claim.classes or len(names)),
@@ -395,7 +395,7 @@ def _claim(
     if wanted == RAW:
         return Claim(None, "the setting family=raw")
     if wanted is not None:
-        return _claim_by_setting(wanted, evidence, outputs, others)
+        return _claim_by_setting(wanted, evidence, Tensors.of(inputs, outputs, None), others)
     claims = (rule(evidence) for rule in _RULES) if evidence is not None else iter(())
     claimed = next((claim for claim in claims if claim is not None), None)
     if claimed is not None and claimed.family is not None:
@@ -409,21 +409,22 @@ def _claim(
     return nearest.advise(claimed, evidence, FAMILIES)
 
 
-def _claim_by_setting(
-    wanted: str, evidence: Evidence | None, outputs: tuple[TensorSpec, ...], others: Sequence[ThirdParty]
-) -> Claim:
+def _claim_by_setting(wanted: str, evidence: Evidence | None, tensors: Tensors, others: Sequence[ThirdParty]) -> Claim:
     """Return the claim of the family `wanted`, which the setting names. Raises ConfigError if no family has this name,
     or if the family does not accept the model."""
     other = next((each for each in others if each.name == wanted), None)
     family = FAMILIES.get(wanted) if other is None else other.kind
     if family is None:
         known = (*FAMILIES, *SOUND_FAMILIES, RAW)
-        raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], known)}")
+        raise ConfigError(f"setting family={wanted[:60]} names an unknown family; {keys.nearest(wanted[:60], known)}")
     claim = None if evidence is None else (other or family).claim(evidence, f"the setting family={wanted}")
     if claim is None:
-        wants = "one picture input" if evidence is None else _needs(family, evidence)
-        found = ", ".join(map(shown, outputs[:_MOST_SHOWN]))
-        raise ConfigError(f"family={wanted} needs {wants}; the model has {found[:200]}; set family=raw")
+        if evidence is None:
+            wants, kind, specs = "one picture input", "inputs", tensors.inputs
+        else:
+            wants, kind, specs = _needs(family, evidence), "outputs", tensors.outputs
+        found = ", ".join(map(shown, specs[:_MOST_SHOWN]))[:200]
+        raise ConfigError(f"setting family={wanted} needs {wants}; the model has {kind} {found}; set family=raw")
     if claim.family is None:
         raise ConfigError(claim.reason)
     return claim
@@ -449,7 +450,7 @@ def _names(settings: Mapping[str, str], exported: ExportMetadata, claim: Claim) 
     if claim.background and claim.classes is not None and len(given) == claim.classes - claim.background:
         return (*["background"] * claim.background, *given)
     if claim.classes is not None and len(given) != claim.classes:
-        raise ConfigError(f"names lists {len(given)} classes, the model has {claim.classes}")
+        raise ConfigError(f"setting 'names' lists {len(given)} classes, but the model has {claim.classes}")
     return given
 
 

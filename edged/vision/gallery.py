@@ -52,7 +52,7 @@ def space_of(digest: str, recognition: Recognition) -> str:
 class Gallery(msgspec.Struct, frozen=True):
     """The named vectors of one model. `names` has the name of each row; several rows may have the same name.
 
-    `vectors` are `size` little-endian float32 values of length 1 for each name, row by row.
+    `vectors` has a vector of length 1 for each name, row by row. A vector is `size` little-endian float32 values.
     """
 
     space: str
@@ -62,9 +62,11 @@ class Gallery(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.size < 1 or len(self.vectors) != len(self.names) * self.size * _FLOAT.itemsize:
-            raise ValueError(f"{len(self.vectors)} bytes for {len(self.names)} vectors of {self.size} values")
+            raise ValueError(
+                f"the gallery has {len(self.vectors)} bytes, not {len(self.names)} vectors of {self.size} floats"
+            )
         if not np.isfinite(self.rows()).all():
-            raise ValueError("a vector is not finite")
+            raise ValueError("a vector of the gallery has NaN or infinity")
 
     def rows(self) -> npt.NDArray[np.float32]:
         """Return the vectors, float32 [n, size], read-only."""
@@ -92,7 +94,10 @@ class Gallery(msgspec.Struct, frozen=True):
         """Return the gallery with more pictures of a name. Raises InvalidInput if an embedding has another size, or if
         the gallery would be too large."""
         if any(len(each.vector()) != self.size for each in embeddings):
-            raise InvalidInput(f"an embedding does not have {self.size} values, unlike those of the gallery")
+            raise InvalidInput(
+                f"the vectors of the gallery have {self.size} values, but the model returned an embedding of another"
+                " size; a gallery needs a model whose embeddings all have the same size"
+            )
         count = len(self.names) + len(embeddings)
         if count > MOST_PICTURES or count * self.size * _FLOAT.itemsize > MOST_BYTES:
             limit = f"{MOST_PICTURES} pictures, {MOST_BYTES >> 20} MiB"
@@ -108,7 +113,7 @@ class Gallery(msgspec.Struct, frozen=True):
 
 
 def check_name(name: str) -> str:
-    """Return a name without spaces around it. Raises InvalidInput if it is empty, too long, or not one printable
+    """Return a name without spaces around it. Raises InvalidInput if the name is empty, too long, or not one printable
     line."""
     plain = name.strip()
     if not plain or len(plain) > MOST_NAME or not plain.isprintable():

@@ -83,7 +83,7 @@ def decode_reduced(encoded: Encoded, reduction: Reduction) -> Decoded:
     """Like `decode`, but decode a JPEG at 1/2, 1/4 or 1/8 of its size if `reduction` allows this, which is much faster.
 
     `reduction` receives width and height of the whole picture and returns the largest allowed factor (see
-    `Preparer.reduction`). Its errors are passed on.
+    `Preparer.reduction`). Errors of `reduction` are passed on.
     """
     header = _header(encoded)
     most = reduction(header.width, header.height)
@@ -128,14 +128,15 @@ def _describe(encoded: Encoded) -> str:
 def _check_encoded(encoded: Encoded, header: Header) -> None:
     width, height = header.width, header.height
     if width < 1 or height < 1:
-        raise InvalidImage(f"the {header.format} header gives a size of {width}x{height} pixels")
+        raise InvalidImage(f"the {header.format} picture is invalid: the header gives the size {width}x{height} pixels")
     if width * height > MAX_PIXELS:
         raise TooLarge(
-            f"the {header.format} picture of {width}x{height} pixels is over the limit of {MAX_PIXELS} pixels"
+            f"the {header.format} picture of {width}x{height} pixels is over the limit of {MAX_PIXELS} pixels; send a"
+            " smaller one"
         )
     # Some decoders fill the rest of a truncated JPEG with gray without an error. Cameras may pad after the end marker.
     if header.format == "JPEG" and encoded[-2:] != b"\xff\xd9" and not _JPEG_END.search(encoded, header.end):
-        raise InvalidImage("the JPEG picture is truncated: its end marker is missing")
+        raise InvalidImage("the JPEG picture is truncated: its end marker is missing; send it again")
 
 
 def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, stride: int = 0) -> Image:
@@ -154,7 +155,7 @@ def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, 
     if width < 1 or height < 1:
         raise InvalidImage(f"{what} is invalid; give a positive width and height")
     if width * height > MAX_PIXELS:
-        raise InvalidImage(f"{what} is over the limit of {MAX_PIXELS} pixels")
+        raise InvalidImage(f"{what} is over the limit of {MAX_PIXELS} pixels; send a smaller picture")
     if stride < row:
         raise InvalidImage(f"{what} needs a stride of at least {row} bytes, got {stride}; give 0 for packed rows")
     if subsampled and (width % 2 or height % 2):
@@ -179,7 +180,7 @@ def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, 
 
 
 def _packed_i420(data: Encoded, width: int, height: int, stride: int) -> Image:
-    """Return the three planes without padding, one after the other, as OpenCV expects: [height * 3/2, width]."""
+    """Return the three planes without padding, one after the other, in one matrix [height * 3/2, width] for OpenCV."""
     half_w, half_h, half_stride = width // 2, height // 2, stride // 2
     packed = np.empty(width * height * 3 // 2, np.uint8)
     luma, chroma = packed[: width * height], packed[width * height :]

@@ -1,7 +1,8 @@
 """Kinds of models that edged serves as raw tensors: their names and signatures.
 
-A model is of a kind only if its tensors match a signature entirely and have a fact in common with it, such as a name, a
-number or the size of a grid. If a rule of a family claims the model, its kind does not matter.
+A model is of a kind only if all its tensors match a signature of the kind. Some signatures match many shapes, so at
+least one fact must also be equal, such as a name, a number or the size of a grid. If a rule of a family claims the
+model, its kind does not matter.
 
 Sources: the Open Model Zoo's models/public and models/intel (README.md of each model), the ONNX model zoo (README.md of
 each), optimum-onnx (commit 1939f27, `model_configs.py` and `_TASK_TO_COMMON_OUTPUTS`), OpenCV's model zoo (the script
@@ -77,7 +78,7 @@ KINDS = (
     ),
     Kind(
         "voice-activity",
-        "a detector of voice: it takes sound and a state, and mostly the sample rate",
+        "a detector of voice: it takes sound and a state, and usually the sample rate",
         patterns(
             "input, state [2, N, 128], sr -> output, stateN",
             "input, state [2, N, 128] -> output, stateN",
@@ -214,8 +215,8 @@ KINDS = (
     ),
     Kind(
         "raw-heads",
-        "raw heads of a detector, whose decoding was left out of the export (such as the exports for RKNN); export it"
-        " with its decoding",
+        "raw heads of a detector, whose decoding was left out of the export (such as the exports for RKNN); export the"
+        " detector with its decoding",
         patterns(
             _grids("64", "classes", "1"),
             _grids("64", "classes"),
@@ -230,7 +231,8 @@ KINDS = (
     ),
     Kind(
         "grids",
-        "maps of grids on the picture: features, keypoints, classes of pixels, or raw heads of a detector",
+        "a model whose outputs are grids over the picture: features, keypoints, classes of pixels, or raw heads of a"
+        " detector",
         patterns(_grids("channels"), *(f"[N, channels, H/{stride}, W/{stride}]" for stride in (4, 8, 16, 32))),
     ),
     Kind(

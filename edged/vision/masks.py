@@ -1,8 +1,8 @@
 """Masks in COCO's uncompressed run-length encoding over a whole picture.
 
 A mask is uint32 [runs]: the lengths of alternating runs of off and on pixels, which add up to width * height. Pixels
-are counted down each column, columns from left to right. The first run is off and may be empty; the last run may not.
-Format: `rleEncode` of the COCO API.
+are counted down each column, columns from left to right. The first run is off and may be empty; the last run is never
+empty. Format: `rleEncode` of the COCO API.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def crop(counts: Counts, width: int, height: int) -> tuple[Inside, int, int]:
     edges = np.cumsum(counts, dtype=np.int64)
     if not len(edges) or edges[-1] != width * height:
         found = int(edges[-1]) if len(edges) else 0
-        raise ValueError(f"the runs have {found} pixels in all, not those of {width}x{height}")
+        raise ValueError(f"the runs of a mask have {found} pixels in all, but the picture has {width}x{height}")
     starts, stops = edges[0:-1:2], edges[1::2]
     there = stops > starts
     starts, stops = starts[there], stops[there]

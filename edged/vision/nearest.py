@@ -1,8 +1,8 @@
 """Describes a model that no rule recognises: its kind, or the families whose signatures are nearest, and the values of
 the setting `family` that may be right.
 
-A setting is named only if the family accepts the model. Families whose signatures have more in common with the model,
-such as names, come first (see `edged.vision.comparison`).
+A value of the setting is named only if the family accepts the model. Families whose signatures have more in common with
+the model, such as names, come first (see `edged.vision.comparison`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def explain(evidence: Evidence, families: Families) -> Claim:
     elif near:
         claim = undecided(_likeness(near, compared), *fitting)
     else:
-        page = "if docs/families.md lists its kind, set family to the name there"
+        page = "if docs/families.md lists this kind of model, set 'family' to the name given there"
         return Claim(None, f"{_UNKNOWN}; {page}")
     return _with_advice(claim, evidence, families)
 
@@ -114,7 +114,8 @@ def _with_advice(claim: Claim, evidence: Evidence, families: Families) -> Claim:
 
 
 def _is_tried(family: type[Opened], evidence: Evidence) -> bool:
-    """Whether the command `TRY_ALL` tries a family: the family needs no further setting, or one of `VARIANTS`."""
+    """Whether the command `TRY_ALL` tries a family. This is so if the family needs no further setting, or if one of
+    `VARIANTS` has the settings that it needs."""
     if evidence.size is None and family.open_size is None:
         return False  # the size of the input must be set first
     for variant in ({}, *VARIANTS):

@@ -45,9 +45,9 @@ def nms(
 
     Boxes are float32 in any unit: [n, 4] xyxy, or [n, 5] cx, cy, w, h, and the angle in radians, clockwise if y points
     down. Scores are float32 [n], class_ids integers [n]. A box is dropped if a better box of its class (of any class,
-    if class_agnostic) overlaps it by more than `iou`. For upright boxes, only better boxes that are kept count. For
-    oriented boxes, better boxes that are dropped count too, as in Ultralytics' `TorchNMS.fast_nms`. NaN scores are
-    dropped.
+    if class_agnostic) overlaps it by more than `iou`. An upright box is compared only with better boxes that are kept.
+    An oriented box is compared with all better boxes, as in Ultralytics' `TorchNMS.fast_nms`. Boxes with a NaN score
+    are dropped.
     """
     order = best_first(scores, max_candidates)
     labels = np.zeros(len(order), np.int32) if class_agnostic else class_ids[order]
@@ -81,7 +81,8 @@ def hull_of(corners: npt.NDArray[np.float32]) -> Boxes:
 
 
 def _keep_greedy(n: int, overlaps: Overlaps, max_detections: int) -> Index:
-    """Return which of n candidates (best first) to keep: those that do not overlap a better one that is kept."""
+    """Return the indices of the candidates to keep. The n candidates are in order, the best first. A candidate is kept
+    if it overlaps no better candidate that is kept."""
     kept = np.empty(0, np.intp)
     for start in range(0, n, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, n))
@@ -98,7 +99,8 @@ def _keep_greedy(n: int, overlaps: Overlaps, max_detections: int) -> Index:
 
 
 def _keep_fast(n: int, overlaps: Overlaps, max_detections: int) -> Index:
-    """Return which of n candidates (best first) to keep: those that do not overlap a better one, kept or not."""
+    """Return the indices of the candidates to keep. The n candidates are in order, the best first. A candidate is kept
+    if it overlaps no better candidate, even one that is dropped."""
     kept = np.empty(0, np.intp)
     for start in range(0, n, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, n))
@@ -112,8 +114,8 @@ def _keep_fast(n: int, overlaps: Overlaps, max_detections: int) -> Index:
 
 
 def _upright_overlaps(boxes: Boxes, labels: ClassIds, iou: float) -> Overlaps:
-    """Return a function that tests pairs of boxes [4, n] for an IoU above `iou` and the same label. It does not divide
-    by the union, which is zero for empty boxes."""
+    """Return a function that tests pairs of boxes [4, n] for an IoU above `iou` and the same label. The function does
+    not divide by the union, which is zero for empty boxes."""
     left, top, right, bottom = boxes
     area = (right - left) * (bottom - top)
     limit = np.float32(iou)

@@ -19,9 +19,9 @@ class PictureStatistics(msgspec.Struct, frozen=True):
     """Statistics of one picture.
 
     `light` has the share of pixels in each of `STEPS` equal steps of brightness, from dark to bright. `contrast` is the
-    standard deviation of the brightness, in levels of 0 to 255. `colour` has two numbers: by how many levels blue, and
-    red, are above green on average. `layout` has the mean brightness, 0 to 255, of each cell of a grid of 12 columns
-    and 8 rows, row by row.
+    standard deviation of the brightness, in levels of 0 to 255. `colour` has two numbers: how many levels blue is above
+    green on average, and how many levels red is above green. `layout` has the mean brightness, 0 to 255, of each cell
+    of a grid of 12 columns and 8 rows, row by row.
     """
 
     light: tuple[float, ...]

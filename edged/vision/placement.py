@@ -42,7 +42,7 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
 
 class Roi(msgspec.Struct, frozen=True, array_like=True):
     """Region of interest. `region` is None for the whole picture. `rotation` is 0, 90, 180 or 270 degrees clockwise.
-    If `corners` are given, they replace `region`: this tilted rectangle is cut out upright (see `TiltedWindow`)."""
+    `corners` are those of a tilted rectangle, which replaces `region` and is turned upright (see `TiltedWindow`)."""
 
     region: Region | None = None
     rotation: int = 0
@@ -75,7 +75,7 @@ class CropWindow(msgspec.Struct, frozen=True):
 
     @property
     def turned(self) -> tuple[int, int]:
-        """(width, height) after turning."""
+        """(width, height) of the window after turning."""
         return (self.height, self.width) if self.is_sideways else (self.width, self.height)
 
     @property
@@ -101,7 +101,7 @@ class CropWindow(msgspec.Struct, frozen=True):
 
     @property
     def _far(self) -> tuple[int, int]:
-        """x and y, in the picture, of the two edges of the window at which the turned window's coordinates are 0."""
+        """The upper left corner of the turned window, as (x, y) in the picture."""
         sign_x, sign_y = _SIGNS[self.rotation]
         return self.left + (self.width if sign_x < 0 else 0), self.top + (self.height if sign_y < 0 else 0)
 
@@ -221,8 +221,8 @@ class Placement(msgspec.Struct, frozen=True):
         return matrix
 
     def reduction(self) -> float:
-        """Return the number of picture pixels per input pixel, the smaller number of both axes. A picture that is
-        decoded smaller by this factor need not be enlarged."""
+        """Return the number of picture pixels per input pixel, on the axis where this number is smaller. A picture that
+        is decoded smaller by this factor need not be enlarged."""
         return min(1 / self.scale_x, 1 / self.scale_y)
 
 

@@ -215,8 +215,8 @@ class Preparer:
 
 
 def _upright(image: Image, window: TiltedWindow, step: int) -> Image:
-    """Cut out a tilted window, upright, of a picture that was decoded at 1/step of its size. Parts of the window beyond
-    the picture repeat its edge."""
+    """Cut a tilted window out of a picture that was decoded at 1/step of its size, and return the window upright. Parts
+    of the window beyond the picture repeat the picture's edge."""
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     found = cv2.warpAffine(image, window.sampling(step), window.turned, flags=flags, borderMode=cv2.BORDER_REPLICATE)
     return cast(Image, found)
@@ -291,7 +291,7 @@ def resize_center(picture: Image, width: int, height: int, zoom: float = 1.0) ->
 
 
 def _applied(bands: tuple[_Band, ...], source: Image, skipped: int = 0) -> _Floats:
-    """Resize the first axis of `source`, in which the first `skipped` rows are left out."""
+    """Resize the first axis of a picture. `source` lacks the first `skipped` rows of the picture."""
     flat = source.reshape(len(source), -1)
     found = np.empty((bands[-1].last, flat.shape[1]), np.float32)
     for first, last, start, weights in bands:

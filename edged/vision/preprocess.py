@@ -84,9 +84,9 @@ def find_picture(inputs: tuple[TensorSpec, ...]) -> tuple[PictureInput | None, s
     takes pictures."""
     found = [p for p in map(_as_picture, inputs) if p is not None]
     if len(found) == 1:
-        return found[0], f"{found[0].name} takes a picture"
+        return found[0], f"input {found[0].name} takes a picture"
     if found:
-        return None, f"{len(found)} inputs could take a picture: {', '.join(p.name for p in found)}"
+        return None, f"{len(found)} inputs could take pictures, but edged feeds one: {', '.join(p.name for p in found)}"
     wanted = "none is 4-D with 1 or 3 channels in FP32, FP16 or UINT8, or [N, H, W, 3] in INT32"
     return None, f"no input takes a picture: {wanted}"
 
@@ -125,7 +125,9 @@ def input_size(
         ("preprocess.height", height, picture.height),
     ):
         if wanted is not None and fixed is not None and wanted != fixed:
-            raise ConfigError(f"{key}={wanted}, but the model fixes it to {fixed}; remove the setting")
+            raise ConfigError(
+                f"setting {key}={wanted} contradicts the model, which fixes this side to {fixed}; remove the setting"
+            )
     width = picture.width or width or (exported[0] if exported else None)
     height = picture.height or height or (exported[1] if exported else None)
     return (width, height) if width and height else None
@@ -149,12 +151,12 @@ def preprocess_for(
     if picture is None:
         return None, reason
     if len(inputs) != 1:
-        return None, f"besides {picture.name} the model has inputs that are not pictures"
+        return None, f"besides {picture.name} the model has inputs that are not pictures, which edged cannot fill"
     size = input_size(picture, settings, exported)
     if size is None:
-        return None, f"{picture.name} leaves its size open; set preprocess.width and preprocess.height"
+        return None, f"input {picture.name} leaves its size open; set preprocess.width and preprocess.height"
     if size[0] * size[1] > MAX_PIXELS:
-        return None, f"{picture.name} wants {size[0]}x{size[1]} pixels, over the limit of {MAX_PIXELS}"
+        return None, f"input {picture.name} has {size[0]}x{size[1]} pixels, over the limit of {MAX_PIXELS}"
     fixed: dict[str, object] = {"color": "gray"} if picture.channels == 1 else {}
     base = Preprocess(
         width=size[0],
@@ -165,7 +167,7 @@ def preprocess_for(
         scale=1.0 if picture.datatype in UNSCALED else 1 / 255,
     )
     preprocess = _override(msgspec.structs.replace(base, **{**feed, **fixed}), settings)
-    what = f"{picture.name} takes a picture ({picture.layout}, {picture.datatype})"
+    what = f"input {picture.name} takes a picture ({picture.layout}, {picture.datatype})"
     return preprocess, f"{what}, fitted by {preprocess.fit.value} as {preprocess.color}"
 
 
@@ -186,9 +188,9 @@ def _override(base: Preprocess, settings: Mapping[str, str]) -> Preprocess:
     given = {field: value for field, value in changes.items() if value is not None}
     changed = msgspec.structs.replace(base, **given)
     if 0.0 in changed.std:
-        raise ConfigError("preprocess.std has a zero; every value is divided by it")
+        raise ConfigError("setting preprocess.std has a zero, but pixel values are divided by std; give other numbers")
     numbers = [field for field in ("scale", "mean", "std") if field in given]
     if numbers and base.datatype in UNSCALED:
-        what = f"the input is {base.datatype} and takes pixels as they are"
-        raise ConfigError(f"preprocess.{numbers[0]} has no effect: {what}")
+        what = f"the input is {base.datatype} and takes pixels as they are; remove the setting"
+        raise ConfigError(f"setting preprocess.{numbers[0]} has no effect: {what}")
     return changed

@@ -4,7 +4,7 @@
 
 Users write only the texts. `edged models add`, `edged models set` and `edged inspect` add the ids from the tokenizer
 next to the model (`edged.engines.prompts`). So a served model needs no tokenizer, and the setting always shows the text
-of its ids.
+to which the ids belong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _EXAMPLE = "write a text, or a text and its token ids: a cat [49406 320 2368 494
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A text, and its token ids, which include those of start and end. `tokens` is empty if they are not known yet."""
+    """A text and its token ids, with the ids of the start and end tokens. `tokens` is empty if the ids are not known
+    yet."""
 
     text: str
     tokens: tuple[int, ...] = ()
@@ -33,15 +34,15 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 def read(settings: Mapping[str, str]) -> tuple[Prompt, ...]:
-    """Read the prompts; empty if the setting is missing. Raises ConfigError if it is malformed."""
+    """Read the prompts; empty if the setting is missing. Raises ConfigError if the setting is malformed."""
     entries = words(settings, PROMPTS) or ()
     if len(entries) > MOST_PROMPTS:
-        raise ConfigError(f"{PROMPTS} lists {len(entries)} texts; give at most {MOST_PROMPTS}")
+        raise ConfigError(f"setting {PROMPTS!r} lists {len(entries)} texts; give at most {MOST_PROMPTS}")
     found = tuple(map(_read, entries))
     texts = [prompt.text for prompt in found]
     twice = next((text for number, text in enumerate(texts) if text in texts[:number]), None)
     if twice is not None:
-        raise ConfigError(f"{PROMPTS} lists {twice!r} twice; remove one")
+        raise ConfigError(f"setting {PROMPTS!r} lists {twice!r} twice; remove one of the two")
     return found
 
 
@@ -55,13 +56,14 @@ def _read(entry: str) -> Prompt:
     inside, closed, tail = rest.partition("]")
     text, ids = " ".join(text.split()), inside.split()
     if not text or "]" in text or tail or (opened and not closed) or not all(map(_is_number, ids)):
-        raise ConfigError(f"{PROMPTS}: {entry[:60]!r} is invalid; {_EXAMPLE}")
+        raise ConfigError(f"setting {PROMPTS!r}: {entry[:60]!r} is invalid; {_EXAMPLE}")
     if len(text) > MOST_CHARACTERS or not text.isprintable():
-        problem = f"has over {MOST_CHARACTERS} characters, or some that cannot be printed"
-        raise ConfigError(f"{PROMPTS}: {text[:60]!r} {problem}; shorten it")
+        problem = f"has over {MOST_CHARACTERS} characters, or characters that cannot be printed"
+        raise ConfigError(f"setting {PROMPTS!r}: text {text[:60]!r} {problem}; change the text")
     tokens = tuple(map(int, ids))
     if len(tokens) > MOST_TOKENS or max(tokens, default=0) > _LARGEST:
-        raise ConfigError(f"{PROMPTS}: {text[:60]!r} has over {MOST_TOKENS} token ids, or ids over {_LARGEST}")
+        problem = f"has over {MOST_TOKENS} token ids, or an id over {_LARGEST}"
+        raise ConfigError(f"setting {PROMPTS!r}: text {text[:60]!r} {problem}")
     return Prompt(text, tokens)
 
 

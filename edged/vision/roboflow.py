@@ -1,5 +1,5 @@
-"""Converts detections to Roboflow's inference JSON. `supervision` reads it with `Detections.from_inference`, and
-keypoints with `KeyPoints.from_inference`."""
+"""Converts detections to Roboflow's inference JSON. The package `supervision` reads this JSON with
+`Detections.from_inference`, and keypoints with `KeyPoints.from_inference`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def roboflow(
     """Convert detections in a picture of width x height pixels to the fields of the JSON.
 
     x and y are the box's centre; lengths are in pixels of the original picture. Detection ids are new uuid4s. The name
-    of a keypoint is its number. Raises ValueError if masks are of a picture of another size.
+    of a keypoint is its number. Raises ValueError if the masks do not have the size of the picture.
     """
     trackers = detections.tracker_ids
     predictions: list[RoboflowPrediction] = []

@@ -36,7 +36,7 @@ def check(settings: Mapping[str, str]) -> None:
     """Raise ConfigError if keys under the prefixes of this module are unknown; the message names them in one line."""
     unknown = [key[:_MOST_SHOWN] for key in settings if key.startswith(VISION_PREFIXES) and key not in KNOWN]
     if len(unknown) == 1:
-        raise ConfigError(f"unknown setting {unknown[0]}; {nearest(unknown[0], KNOWN)}")
+        raise ConfigError(f"unknown setting {unknown[0]!r}; {nearest(unknown[0], KNOWN)}")
     if unknown:
         listed = ", ".join(f"{key} ({_close(key, KNOWN) or 'no similar key'})" for key in unknown[:_MOST_UNKNOWN])
         more = f" and {len(unknown) - _MOST_UNKNOWN} more" if len(unknown) > _MOST_UNKNOWN else ""
@@ -65,7 +65,7 @@ def choice(settings: Mapping[str, str], key: str, offered: tuple[str, ...]) -> s
     value = settings.get(key)
     if value is None or value in offered:
         return value
-    raise ConfigError(f"{key}={value[:_MOST_SHOWN]} is invalid; {nearest(value, offered)}")
+    raise ConfigError(f"setting {key}={value[:_MOST_SHOWN]} is invalid; {nearest(value, offered)}")
 
 
 def number(settings: Mapping[str, str], key: str, low: float = -math.inf, high: float = math.inf) -> float | None:
@@ -81,7 +81,7 @@ def integer(settings: Mapping[str, str], key: str, low: int, high: int) -> int |
         return None
     # isdecimal alone accepts digits of other scripts, and int() raises for a very long run of digits.
     if not (value.isascii() and value.isdecimal() and len(value) < 12 and low <= int(value) <= high):
-        raise ConfigError(f"{key}={value[:_MOST_SHOWN]} is not a whole number in {low}..{high}")
+        raise ConfigError(f"setting {key}={value[:_MOST_SHOWN]} is not a whole number in {low}..{high}")
     return int(value)
 
 
@@ -90,7 +90,7 @@ def boolean(settings: Mapping[str, str], key: str) -> bool | None:
     if value is None:
         return None
     if value.lower() not in _TRUE + _FALSE:
-        raise ConfigError(f"{key}={value[:_MOST_SHOWN]} must be true or false")
+        raise ConfigError(f"setting {key}={value[:_MOST_SHOWN]} must be true or false")
     return value.lower() in _TRUE
 
 
@@ -104,7 +104,7 @@ def triple(settings: Mapping[str, str], key: str) -> tuple[float, float, float] 
     if len(numbers) == 1:
         numbers *= 3
     if len(numbers) != 3:
-        raise ConfigError(f"{key}={value[:_MOST_SHOWN]} needs one number, or three, one for each channel")
+        raise ConfigError(f"setting {key}={value[:_MOST_SHOWN]} needs one number, or three, one for each channel")
     return numbers[0], numbers[1], numbers[2]
 
 
@@ -120,7 +120,10 @@ def rows(settings: Mapping[str, str], key: str) -> tuple[tuple[float, ...], ...]
         if row.strip()
     )
     if not found or any(len(row) % 2 or 0 in row for row in found):
-        raise ConfigError(f"{key} needs pairs of a width and a height above 0, the scales separated by semicolons")
+        raise ConfigError(
+            f'setting {key!r} needs pairs of a width and a height above 0, such as "10,13,16,30; 30,61,62,45"; use a'
+            " semicolon between the pairs of two heads"
+        )
     return found
 
 
@@ -132,7 +135,7 @@ def words(settings: Mapping[str, str], key: str) -> tuple[str, ...] | None:
         return None
     parts = tuple(part.strip() for part in value.split(","))
     if not all(parts):
-        raise ConfigError(f"{key} has an empty entry; separate the entries by single commas")
+        raise ConfigError(f"setting {key!r} has an empty entry; separate the entries by single commas")
     return parts
 
 
@@ -144,5 +147,5 @@ def _number(key: str, value: str, low: float, high: float) -> float:
         parsed = math.nan
     if not math.isfinite(parsed) or not low <= parsed <= high:
         limits = "" if math.isinf(low) and math.isinf(high) else f" in {low:g}..{high:g}"
-        raise ConfigError(f"{key}={value[:_MOST_SHOWN]} is not a number{limits}")
+        raise ConfigError(f"setting {key}={value[:_MOST_SHOWN]} is not a number{limits}")
     return parsed

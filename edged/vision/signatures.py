@@ -7,13 +7,13 @@ These are examples of signatures. Inputs are written only if they matter:
     input_ids, ... -> logits [N, L, V], present*, ...
 
 - Without a name, a tensor may have any name; without brackets, any shape. `[]` is a scalar. `a|b` is one of two names.
-  `a?` is the usual name, but any other name is possible, too. `a*` stands for one or more tensors whose names begin
-  with `a`. `...` at the end allows further tensors.
+  `a?`: the name is usually `a`, but any other name is possible, too. `a*` stands for one or more tensors whose names
+  begin with `a`. `...` at the end allows further tensors.
 - `N` is the batch, which is not compared. `H` and `W` are the sides of the picture, `H/8` is a side of a grid, rounded
   up. `cells` counts the cells of all grids of strides 8, 16 and 32. `cells64` and `cells128` also count the grids of
   larger strides, up to 64 and 128. `cells/8` counts only the grid of stride 8.
 - Other words stand for a number of at least 1, the same number in the whole signature: `5+classes`, `3*cells`,
-  `classes+32`. `scale*H` is a multiple of at least 2.
+  `classes+32`. `scale*H` is `H` times a whole number of at least 2.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def patterns(*texts: str) -> tuple[Signature, ...]:
 
 
 def needs(known: Signature) -> str:
-    """Return a signature as written, without usual names (`a?`), cut to a length that fits in a line."""
+    """Return a signature as written, without names such as `a?`, cut to a length that fits in a line."""
     text = _USUAL.sub("", known.text)
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT].rpartition(', ')[0]}, ..."
 
@@ -178,7 +178,7 @@ def _tensors(text: str) -> tuple[tuple[TensorPattern, ...], bool]:
 def _tensor(text: str) -> TensorPattern:
     found = _TENSOR.fullmatch(text)
     if found is None or not text:
-        raise ValueError(f"invalid tensor of a signature: {text!r}")
+        raise ValueError(f"tensor {text!r} of a signature is invalid; write it like 'scores? [N, classes]'")
     name, dims = found["name"], found["dims"]
     return TensorPattern(
         tuple(name.rstrip("*?").split("|")) if name else (),
@@ -195,7 +195,7 @@ def _dim(text: str) -> DimPattern:
         return DimPattern(int(text))
     found = _DIM.fullmatch(text)
     if found is None:
-        raise ValueError(f"invalid dimension of a signature: {text!r}")
+        raise ValueError(f"dimension {text!r} of a signature is invalid; write it like '4', 'H/8' or '4+classes'")
     times = found["times"] or "1"
     return DimPattern(
         int(found["add"] or 0) + int(found["more"] or 0),

@@ -33,10 +33,10 @@ class State(msgspec.Struct, frozen=True):
 class Sound(msgspec.Struct, frozen=True):
     """How a model is fed with sound, as plain data.
 
-    The input of one run has the `context` samples before the window (zeros at the start), then the `window` samples.
-    The next window begins `hop` samples later. The tensor `input` is FP32 [samples] if `is_flat`, otherwise [1,
-    samples]. `rate_input` is the name of the input that gets the rate, INT64 of the shape `rate_shape`; empty if the
-    model has no such input.
+    The input of one inference has the `context` samples before the window (zeros at the start), then the `window`
+    samples. The next window begins `hop` samples later. The tensor `input` is FP32 [samples] if `is_flat`, otherwise
+    [1, samples]. `rate_input` is the name of the input that gets the rate, INT64 of the shape `rate_shape`; empty if
+    the model has no such input.
     """
 
     input: str
@@ -51,18 +51,19 @@ class Sound(msgspec.Struct, frozen=True):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the input of one run."""
+        """The shape of the samples of one inference."""
         samples = self.context + self.window
         return (samples,) if self.is_flat else (1, samples)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all inputs of one run."""
+        """The shapes of all inputs of one inference, with the names of the inputs as keys."""
         rate: dict[str, tuple[int, ...]] = {self.rate_input: self.rate_shape} if self.rate_input else {}
         return {self.input: self.shape, **{state.input: state.shape for state in self.states}, **rate}
 
     def inputs(self, samples: Floats, states: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the inputs of one run: `samples` [context + window], and `states` by input, zeros if missing."""
+        """Return the inputs of one inference. `samples` are [context + window]. `states` maps inputs to their states; a
+        missing state is zeros."""
         found: dict[str, Array] = {self.input: samples.reshape(self.shape)}
         for state in self.states:
             kept = states.get(state.input)
@@ -73,7 +74,7 @@ class Sound(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         text = f"mono sound at {self.rate} Hz, in windows of {self.window} samples ({self.window / self.rate:.3g} s)"
-        return text if self.hop == self.window else f"{text}, one every {self.hop}"
+        return text if self.hop == self.window else f"{text}, a window every {self.hop} samples"
 
 
 def samples_of(data: bytes | memoryview, form: str, rate: int) -> Floats:

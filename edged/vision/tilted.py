@@ -22,9 +22,9 @@ _Points: TypeAlias = npt.NDArray[np.float32]
 class TiltedWindow(msgspec.Struct, frozen=True):
     """A tilted rectangle of a picture. The model gets it upright.
 
-    `left` and `top` are its upper left corner in the picture. `right` and `down` are the steps (x, y) in the picture
-    for one pixel to the right and one pixel down in the upright window of `width` x `height` pixels. `picture` is the
-    width and height of the picture, to which answers are clipped.
+    The upright window has `width` x `height` pixels. Its upper left corner is at `left` and `top` in the picture. One
+    pixel to the right in the window is a step of `right` (x, y) in the picture; one pixel down is a step of `down`.
+    `picture` is the width and height of the picture, to which answers are clipped.
     """
 
     left: float
@@ -111,10 +111,10 @@ def upright(corners: npt.NDArray[np.float32], rotation: int = 0) -> Corners:
     """Return the corners of a tilted rectangle clockwise from its top left. `corners` [4, 2] are in order around the
     rectangle, in either direction.
 
-    The rectangle is seen in the picture after a `rotation` of 0, 90, 180 or 270 degrees clockwise. Its top is the most
-    nearly horizontal side that has the inside of the rectangle below it. So a rectangle is turned by at most 45
-    degrees, and text in it stays as readable as in the picture. The result does not depend on which corner the model
-    names first.
+    "Top left" refers to the picture after a clockwise turn by `rotation`, which is 0, 90, 180 or 270 degrees. The
+    returned coordinates are those before this turn. The top of the rectangle is the most nearly horizontal side that
+    has the inside of the rectangle below it. So a rectangle is turned by at most 45 degrees more, and text in it stays
+    as readable as in the turned picture. The result does not depend on which corner the model names first.
     """
     turn = {0: (1, 0), 90: (0, 1), 180: (-1, 0), 270: (0, -1)}[rotation]
     cos, sin = turn

@@ -92,7 +92,7 @@ def test_module_is_pushed_and_serves_with_its_classes(daemon: Daemon, tmp_path: 
 def test_wrong_resize_is_found_with_the_module(tmp_path: Path) -> None:
     done = export(tmp_path, "networks:resizing", "--imgsz", "64")
     assert done.returncode == 1
-    assert "is not proven to answer as torch" in done.stderr
+    assert "is not proven to give the answers of torch" in done.stderr
     assert "the first module that differs is enlarge" in done.stderr
     assert not (tmp_path / "model.onnx").exists()
 
@@ -100,7 +100,7 @@ def test_wrong_resize_is_found_with_the_module(tmp_path: Path) -> None:
 def test_lost_batch_is_found(tmp_path: Path) -> None:
     done = export(tmp_path, "networks:fixed", "--imgsz", "32", "--dynamic", "batch")
     assert done.returncode == 1
-    assert "declared open, but the file takes one size only" in done.stderr
+    assert "the exported file takes only one size of dimension 0" in done.stderr
 
 
 def test_branch_that_a_trace_would_lose_is_named(tmp_path: Path) -> None:

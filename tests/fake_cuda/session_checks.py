@@ -235,11 +235,11 @@ def test_session_allocates_the_runtimes_largest_output(opened: Open, control: Co
 @pytest.mark.parametrize(
     ("tensors", "declared", "problem"),
     [
-        (FIXED, Signature((TensorSpec("x", "FP16", (1, 3, 4)),), (TensorSpec("y", "FP32", (1, 3, 4)),)), "FLOAT.*FP16"),
+        (FIXED, Signature((TensorSpec("x", "FP16", (1, 3, 4)),), (TensorSpec("y", "FP32", (1, 3, 4)),)), "FP16.*FLOAT"),
         (FIXED, Signature((TensorSpec("x", "FP32", (1, 3, 4)),), (TensorSpec("y", "INT64", (1,)),)), "'y'.*INT64"),
         (FIXED, Signature((TensorSpec("x", "BYTES", (1,)),), (TensorSpec("y", "FP32", (1,)),)), "BYTES"),
         (FIXED, Signature((TensorSpec("other", "FP32", (1,)),), (TensorSpec("y", "FP32", (1,)),)), "'x'.*'other'"),
-        (FIXED, Signature((TensorSpec("x", "FP32", (1, 3, 4)),), ()), "outputs are 'y', the model's none"),
+        (FIXED, Signature((TensorSpec("x", "FP32", (1, 3, 4)),), ()), "outputs are 'y', but the model's are none"),
         (
             {**FIXED, "y": ("OUTPUT", "FP8", (1,))},
             Signature((TensorSpec("x", "FP32", (1, 3, 4)),), (TensorSpec("y", "FP32", (1,)),)),

@@ -199,7 +199,7 @@ def test_shape_computation_on_the_cpu_is_no_fallback(tmp_path: Path) -> None:
     order, composition = build(tmp_path, halved())
     assert composition.nodes[CPU].keys() <= {"Shape", "Gather", "Div"}
     assert composition.fallback == ()
-    assert composition.notes[0].startswith("on the CPU because they only compute shapes: ")
+    assert composition.notes[0].startswith("nodes on the CPU because they only compute shapes: ")
     session = opened(order)
     for batch in (2, 6):
         x = np.random.default_rng(batch).random((batch, 3, 4), np.float32)

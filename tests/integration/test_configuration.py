@@ -35,7 +35,7 @@ def test_configuration_options_override_variables_override_the_file(tmp_path: Pa
         with pytest.raises(InvalidInput) as raised:
             client.reload()
         assert f"{file}:3: engines.keep_free: unknown key; did you mean `keep_free_mb`?" in str(raised.value)
-        assert f"(and 1 more: edged config check {file})" in str(raised.value)
+        assert f"(and 1 more; see: edged config check {file})" in str(raised.value)
         log = daemon.log.read_text()
         assert "EDGED_LISTN in the environment is unknown to edged; did you mean EDGED_LISTEN?" in log
         assert (

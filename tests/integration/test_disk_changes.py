@@ -117,7 +117,9 @@ def test_file_and_folder_of_one_name_are_listed_and_removed_together(daemon: Dae
     (daemon.models / "both" / "1").mkdir(parents=True)
     onnx_files.scale(daemon.models / "both" / "1" / "model.onnx", 3)
     with daemon.client() as client:
-        wait_for("both are listed", lambda: [m for m in client.models() if m.name == "both" and "both/" in m.reason])
+        wait_for(
+            "both are listed", lambda: [m for m in client.models() if m.name == "both" and "both.onnx" in m.reason]
+        )
         client.remove_model("both")
         wait_for("the model is removed", lambda: all(m.name != "both" for m in client.models()))
     assert not (daemon.models / "both.onnx").exists()

@@ -106,8 +106,8 @@ def test_doctor_daemon_and_its_models(daemon: Daemon) -> None:
     found = doctor("-t", daemon.unix, "--state", daemon.state, "--cache", daemon.cache)
     for well in (Name.DAEMON_VERSION, Name.DAEMON_FACTS, Name.SOCKET, Name.HOSTS, Name.STATE_FOLDER):
         assert {check.result for check in found.of(well)} == {Result.OK}, well
-    assert found.one(Name.DAEMON, daemon.unix).message.startswith("it answers; ")
-    assert "the daemon may open" in found.one(Name.DESCRIPTORS).message
+    assert found.one(Name.DAEMON, daemon.unix).message.startswith("the daemon answers; ")
+    assert "the daemon can open" in found.one(Name.DESCRIPTORS).message
     assert found.one(Name.MODEL, "shapes").result is Result.OK
     assert {check.result for check in found.of(Name.ENGINE, "shapes")} <= {Result.OK, Result.WARNING}
     # A model that cannot be served is wrong in the daemon's answer, in its alarm and in the check of its file.
@@ -137,7 +137,7 @@ def test_doctor_small_folders_memory_and_descriptors(tmp_path: Path) -> None:
     assert "Read-only file system" in found.one(Name.STATE_FOLDER).message
     assert "No space left" in found.one(Name.CACHE_FOLDER).message
     assert "the disk is full" in found.one(Name.DISK_SPACE).message
-    assert found.one(Name.SHARED_MEMORY, "/dev/shm").message.startswith("1 MiB")
+    assert found.one(Name.SHARED_MEMORY, "/dev/shm").message.startswith("a size of 1 MiB")
     assert "128 files" in found.one(Name.DESCRIPTORS).message
 
 

@@ -127,7 +127,7 @@ def test_ensemble_requests_are_batched_in_its_models(calls: Calls) -> None:
     assert figures.inference_count == sum(map(len, given))
     assert figures.execution_count < len(given)
     code, words = refusal(lambda: calls.infer(ask("batch", np.zeros((9, 4), np.float32))))
-    assert (code, "takes 8 at a time" in words) == (INVALID, True)
+    assert (code, "takes at most 8" in words) == (INVALID, True)
 
 
 def test_ensemble_statistics_are_its_own_and_those_of_its_models(calls: Calls) -> None:
@@ -149,7 +149,7 @@ def test_ensemble_statistics_are_its_own_and_those_of_its_models(calls: Calls) -
 def test_ensemble_wrong_shape_between_the_steps_is_an_error_of_the_request(calls: Calls) -> None:
     code, words = refusal(lambda: calls.infer(ask("torn")))
     assert code is INVALID
-    assert words.startswith("ensemble 'torn', step 1 (model 'b'): input 'x' is [1, 4]")
+    assert words.startswith("ensemble 'torn', step 1 (model 'b'): input 'x' of the model is [1, 4]")
     assert values(calls.infer(ask("chain"))) == {"Y": [[6.0] * 4]}
 
 

@@ -148,7 +148,7 @@ def rows(request: pb.ModelInferRequest, *counts: int) -> None:
         (lambda r: setattr(r, "model_version", "x"), BAD, "version"),
         (lambda r: setattr(r.inputs[1], "name", "INPUT2"), BAD, "'INPUT1'"),
         (lambda r: rows(r, 2, 1), BAD, "'INPUT1'"),
-        (lambda r: rows(r, 9, 9), BAD, "9 rows"),
+        (lambda r: rows(r, 9, 9), BAD, "batch size 9"),
         (lambda r: tell(r.parameters, priority="high"), BAD, "'priority'"),
         (lambda r: in_memory(r, **PLACE), MISSING, "'nobody'"),
         (lambda r: output(r, **PLACE), MISSING, "'nobody'"),

@@ -354,7 +354,7 @@ def test_command_line_lists_shows_and_chats(daemon: LanguageDaemon) -> None:
         text=True,
         timeout=120,
     )
-    assert "it is a language model (llama) for onnxruntime_genai" in doctor.stdout, doctor.stdout + doctor.stderr
+    assert "the model is a language model (llama) for onnxruntime_genai" in doctor.stdout, doctor.stdout + doctor.stderr
     assert "openvino_genai runs" not in doctor.stdout
     inspected = subprocess.run(
         daemon.command("inspect", str(daemon.models / "small.gguf")), check=False, capture_output=True, text=True

@@ -241,7 +241,7 @@ def test_failed_warm_up_keeps_the_model_unready_until_fixed() -> None:
     (folder / "warmup" / "x").write_bytes(np.array([99], np.int64).tobytes())
     with serving(daemon) as ask:
         why = wait_for("the model is refused", lambda: ask.index()["m", "1"][1] if ask.index() else "")
-        assert "its model_warmup 'w' failed" in why
+        assert "the model_warmup request 'w' failed" in why
         (folder / "warmup" / "x").write_bytes(np.array([3], np.int64).tobytes())
         daemon.ready("m")
 

@@ -64,7 +64,7 @@ def test_with_token_ids_reads_the_tokenizer_in_the_folder_or_above(tmp_path: Pat
 def test_with_token_ids_keeps_ids_and_needs_no_tokenizer_for_them(tmp_path: Path) -> None:
     assert encoded({"prompts": "bus [5 6 7]"}, tmp_path) == {"prompts": "bus [5 6 7]"}
     assert encoded({}, tmp_path) == {}
-    with pytest.raises(ConfigError, match=r"need a tokenizer.*tokenizer\.json"):
+    with pytest.raises(ConfigError, match=r"needs a tokenizer.*tokenizer\.json"):
         encoded({"prompts": "bus [5 6 7], cat"}, tmp_path)
     tokenizer_files.write(tmp_path, tokenizer_files.clip())
     assert encoded({"prompts": "bus [5 6 7], blue"}, tmp_path) == {"prompts": "bus [5 6 7], blue [535 521 536]"}

@@ -101,7 +101,7 @@ def test_reload_address_that_cannot_be_opened_is_reported_and_the_rest_applies(c
         found = {key.key: key.problem for key in client.reload()}
         assert "edged.toml exists and is not a socket" in found["listen"]
         assert found["listen"].endswith("the old value stays in force")
-        assert "may be reachable from other machines" in found["http"]
+        assert "could be reachable from other machines" in found["http"]
         assert found["engines"] == ""
         assert client.status().budget_bytes == 7 << 20
         with edged.Client(new, timeout=2.0) as gone, pytest.raises(NotReady):
@@ -114,7 +114,7 @@ def test_reload_reports_keys_that_need_a_restart_and_rejects_an_invalid_file(con
         configured.write("max_message_mb = 5", 'model_control = "none"', "[engines]\nbudget_mb = 7")
         later = {key.key: key.problem for key in client.reload()}
         assert later.pop("engines") == ""
-        assert set(later.values()) == {"it takes effect when the daemon is restarted"}
+        assert set(later.values()) == {"the change takes effect when the daemon is restarted"}
         for text, words in (("lissen = 5", "did you mean `listen`"), ("[models]\n'a/b' = '/x'", "a/b"), ("]", "TOML")):
             configured.write(text)
             with pytest.raises(InvalidInput, match=words):

@@ -143,7 +143,7 @@ def test_failed_repair_leaves_nothing(daemon: Daemon) -> None:
 def test_models_add_unknown_repair_is_refused_before_the_upload(daemon: Daemon) -> None:
     refused = _edged(daemon, "models", "add", "odd", str(daemon.home / "missing.onnx"), "--convert-step", "magic")
     assert refused.returncode != 0
-    assert "unknown repair 'magic'; choose from" in refused.stderr
+    assert "unknown repair step 'magic'; choose from" in refused.stderr
 
 
 @pytest.mark.long

@@ -125,7 +125,7 @@ def test_new_model_that_a_box_refuses_is_removed_from_the_others(fleet: Fleet, t
     bad.stop()
     done = fleet.rollout("models", "doors", str(variant(tmp_path, 1)), "--dry-run")
     assert done.returncode == 1
-    assert "nothing was changed: box3: " in done.stderr
+    assert "nothing was changed, since some boxes do not answer: box3: " in done.stderr
     bad.config.write_text(f'models.doors = "{MODEL_PATH}"\n')
     bad._arguments = (*bad._arguments, "--config", str(bad.config))
     bad.start()
@@ -177,7 +177,7 @@ def test_interrupted_rollout_is_resumed(fleet: Fleet, tmp_path: Path) -> None:
     first = fleet.model(fleet.daemons[0])
     assert first is not None
     assert first.version == "1", "it was not added twice"
-    assert "is done; begin a new one" in fleet.rollout("resume", found["id"]).stderr
+    assert "is done and cannot be resumed; begin a new rollout" in fleet.rollout("resume", found["id"]).stderr
 
 
 def test_rollout_without_several_boxes_is_refused(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_engines_are_verified_with_uploaded_samples(daemon: Daemon, pictures: Pa
 def test_model_that_accepts_few_values_only_serves_with_uploaded_tensors(daemon: Daemon, tmp_path: Path) -> None:
     model, ask = models.save(choosy(50, 70), tmp_path / "choosy.onnx"), npz(tmp_path / "ask.npz", x=[50, 70])
     with daemon.client() as client:
-        with pytest.raises(EdgedError, match=r"answers no golden input: .*--samples INPUTS\.npz"):
+        with pytest.raises(EdgedError, match=r"none of its test inputs \(golden inputs\): .*--samples INPUTS\.npz"):
             client.add_model("choosy", model)
         before = golden_files(daemon)
         client.add_model("choosy", model, samples=ask, settings={"backends": "onnxruntime"})
@@ -161,13 +161,13 @@ def file(path: str, content: bytes, *, sample: bool = True, size: int | None = N
 
 MODEL = file("m.onnx", MODEL_PATH.read_bytes(), sample=False)
 HOSTILE: dict[str, tuple[list[pb.AddModelRequest], str]] = {
-    "a sample first": (file("a.jpg", b"x") + MODEL, "first file of an upload is the model"),
-    "only samples": (file("a.jpg", b"x"), "first file of an upload is the model"),
-    "out of the folder": (MODEL + file("../a.jpg", b"x"), "not a file name"),
+    "a sample first": (file("a.jpg", b"x") + MODEL, "the upload begins with a sample"),
+    "only samples": (file("a.jpg", b"x"), "the upload begins with a sample"),
+    "out of the folder": (MODEL + file("../a.jpg", b"x"), "invalid file name"),
     "in another folder": (MODEL + file("sub/a.jpg", b"x"), "invalid sample name"),
     "no picture by its name": (MODEL + file("a.txt", b"x"), "invalid sample name"),
     "hidden": (MODEL + file(".a.jpg", b"x"), "invalid sample name"),
-    "twice": (MODEL + file("a.jpg", b"x") + file("a.jpg", b"y"), "twice"),
+    "twice": (MODEL + file("a.jpg", b"x") + file("a.jpg", b"y"), "two files with the name"),
     "too large": (MODEL + file("a.jpg", b"x", size=1 << 40), "at most 16 MiB"),
     "a model too large": (file("m.onnx", b"x", sample=False, size=3 << 30), "limit of"),
     "larger than announced": (MODEL + file("a.jpg", b"xyz", size=1), "longer than announced"),

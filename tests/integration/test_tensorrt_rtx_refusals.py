@@ -112,7 +112,7 @@ def test_inspect_good_model_reports_that_it_passes(tmp_path: Path) -> None:
 def test_narrowed_or_missing_datatype_is_refused(builder: Builder, tmp_path: Path, datatype: str) -> None:
     error = refusal(builder, read(models.save(models.identity(datatype), tmp_path / "model.onnx")))
     assert isinstance(error, Unsuitable)
-    assert f"does not support {datatype}, the datatype of x" in str(error)
+    assert f"does not support {datatype}, the datatype of tensor x" in str(error)
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP16", "BF16", "INT8", "UINT8", "INT32", "INT64", "BOOL"])
@@ -234,9 +234,9 @@ answer = {{
     assert str(answer["cut"]).startswith(
         "EngineUnusable: the engine is truncated: it has 1000 bytes, but its header says"
     )
-    assert (
-        answer["header"]
-        == "EngineUnusable: the engine is truncated: its 40 bytes are shorter than a TensorRT-RTX header"
+    assert answer["header"] == (
+        "EngineUnusable: the engine is truncated: its 40 bytes are shorter than a TensorRT-RTX header;"
+        " it will be rebuilt"
     )
     assert "has extra bytes at its end" in str(answer["longer"])
     assert "is not a TensorRT plan: it begins with" in str(answer["onnx"])
@@ -244,7 +244,9 @@ answer = {{
         "EngineUnusable: the engine was built by TensorRT-RTX 1.6.1.120, "
         f"but {version} is installed; it will be rebuilt"
     )
-    assert answer["tensorrt"] == "EngineUnusable: the engine was built by TensorRT; TensorRT-RTX cannot load it"
+    assert answer["tensorrt"] == (
+        "EngineUnusable: the engine was built by TensorRT; TensorRT-RTX cannot load it, so it will be rebuilt"
+    )
     assert "cuInit" in str(answer["json"]) or "CUDA" in str(answer["json"])
 
 

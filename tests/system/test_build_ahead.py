@@ -43,7 +43,7 @@ def test_build_ahead_stores_unverified_engines_for_a_compute_capability(tmp_path
         assert (entry / "engine.plan").read_bytes()[:4] == b"vtrt"
     shown = edged("engines", "show", built[0]["key"], "--cache", str(tmp_path), "--state", str(tmp_path / "state"))
     assert "for sm_86, on another box" in shown.stdout
-    assert "it is verified there before it serves" in shown.stdout
+    assert "the engine is verified there before it serves" in shown.stdout
     again = lines(build(tmp_path, "--for", "8.6", "--precision", "fp16", "--json"))
     assert [engine["key"] for engine in again] == [built[0]["key"]]
 
@@ -66,9 +66,9 @@ def test_build_ahead_takes_a_box_from_its_facts(tmp_path: Path) -> None:
     ("words", "status", "output"),
     [
         (("--for", "sm_90"), 1, "could not be built"),
-        (("--for", "orin"), 2, "'orin' is neither a compute capability such as sm_86 nor a file of facts"),
+        (("--for", "orin"), 2, "'orin' is neither a compute capability such as sm_86 nor a file with the output of"),
         (("--for", "sm_86", "--precision", "bf16"), 2, "no engine for sm_86 in bf16"),
-        (("--for", "sm_86", "--set", "tensorrt.dla=1"), 2, "unknown setting tensorrt.dla"),
+        (("--for", "sm_86", "--set", "tensorrt.dla=1"), 2, "unknown setting 'tensorrt.dla'"),
     ],
 )
 def test_failed_build_is_one_line_and_leaves_nothing(

@@ -106,7 +106,7 @@ def test_up_invalid_argument_names_it_and_leaves_no_daemon(home: Home) -> None:
     models.save(models.conv(), home.place / "conv.onnx")
     for words, why in (
         (["missing.onnx"], "model file 'missing.onnx' does not exist"),
-        (["nothing"], "'nothing' is neither a file nor a model of this box; its models: none; a camera is the second"),
+        (["nothing"], "'nothing' is neither a file nor a model of this box; the models of this box: none; if it"),
         (["no.onnx"], "no.onnx"),
         (["conv.onnx", "rtsp://"], "source has no host"),
     ):

@@ -134,7 +134,7 @@ class MemoryStore:
 
     def amend(self, record: EngineRecord) -> None:
         if self._records[EngineKey(record.parts).digest].files != record.files:
-            raise ValueError("an amended record names other files")
+            raise ValueError("the new record names other files")
         self.put(record)
 
     def strip(self, record: EngineRecord) -> None:

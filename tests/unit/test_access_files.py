@@ -19,7 +19,7 @@ is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files aw
 
 @pytest.mark.parametrize(
     ("mode", "words"),
-    [(0o755, ""), (0o775, ""), (0o757, "may be written by all users; chmod o-w"), (0o1777, "")],
+    [(0o755, ""), (0o775, ""), (0o757, "can be written by all users; run: chmod o-w"), (0o1777, "")],
 )
 def test_foreign_folder_that_all_users_may_write_is_named(tmp_path: Path, mode: int, words: str) -> None:
     folder = tmp_path / "folder"
@@ -54,7 +54,7 @@ def test_entries_model_that_others_may_replace_is_refused(tmp_path: Path) -> Non
         before = stat.S_IMODE(path.stat().st_mode)
         path.chmod(mode)
         problem = repository.entries()["shapes"].problem
-        assert f"{path} may be written by all users; chmod o-w it" in problem
+        assert f"{path} can be written by all users; run: chmod o-w {path}" in problem
         assert "access.foreign_files" in problem
         assert Repository(root).entries()["shapes"].problem == ""
         path.chmod(before)
@@ -93,4 +93,4 @@ def test_entries_link_into_a_folder_that_all_may_write_is_refused(tmp_path: Path
     repository = Repository(root, accepts_foreign=False)
     assert repository.entries()["shapes"].problem == ""
     elsewhere.chmod(0o777)
-    assert f"{elsewhere} may be written by all users; chmod o-w it" in repository.entries()["shapes"].problem
+    assert f"{elsewhere} can be written by all users; run: chmod o-w" in repository.entries()["shapes"].problem

@@ -60,7 +60,7 @@ def test_listener_policy_of_a_remote_address_needs_tls(address: str) -> None:
 
 def test_listener_policy_without_tls_is_of_the_named_address_only_and_never_for_operators() -> None:
     access = Access(unencrypted=("0.0.0.0:1",), grants={"0.0.0.0:1": ("operate",)})
-    with pytest.raises(ConfigError, match="which has no TLS"):
+    with pytest.raises(ConfigError, match="without TLS"):
         listener_policy("0.0.0.0:1", access, NO_TLS)
     with pytest.raises(ConfigError, match="localhost:2"):
         listener_policy("0.0.0.0:2", access, NO_TLS)
@@ -157,7 +157,7 @@ def test_caller_has_a_name_a_key_and_roles(caller: Caller, name: str, key: str, 
     ("caller", "method", "remedy"),
     [
         (LOCAL, REMOVE, f"operators use {PAIR[1]}"),
-        (with_certificate("c.lan"), DETECT, "access.certificates, 'c.lan'"),
+        (with_certificate("c.lan"), DETECT, "grant roles to 'c.lan' in access.certificates"),
         (policy.anonymous(listener_policy("localhost:1", Access(), NO_TLS)), REMOVE, "edged tokens new"),
         (policy.anonymous(listener_policy("localhost:1", Access(), NO_TLS, PAIR)), REMOVE, f"{PAIR[1]} or a token"),
     ],

@@ -216,14 +216,14 @@ def test_quarantined_engine_alarm_has_reason_and_remedy(served: Served) -> None:
     served.engine.fail(BuildFailed("no memory"), most=4)
     (alarm,) = served.look()
     assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.QUARANTINED, "m", served.engine.digest)
-    assert "failed 4 times; last error: no memory; see: edged engines rebuild" in alarm.message
+    assert "failed 4 times; last error: no memory; to try it again: edged engines rebuild" in alarm.message
 
 
 def test_refused_and_replaced_models_raise_different_alarms(served: Served) -> None:
     served.planned.problem = NotReady("it is no model")
     (alarm,) = served.look()
     assert alarm.kind is AlarmKind.UNSERVED
-    assert "its previous version serves: it is no model" in alarm.message
+    assert "because the new version cannot be served: it is no model" in alarm.message
     served.planned.slot.current = None
     (alarm,) = served.look()
     assert "cannot be served: it is no model" in alarm.message
@@ -252,7 +252,7 @@ def test_settings_without_candidates_raise_an_alarm(settings: dict[str, str]) ->
     (alarm,) = wrong([planned], SETTINGS, 0.0, Box())
     assert alarm.kind is AlarmKind.NO_CANDIDATE
     ((name, value),) = settings.items()
-    assert f"{name}={value} allows no engine that this box can make" in alarm.message
+    assert f"its settings {name}={value} allow no other engine here" in alarm.message
     planned.entry = msgspec.structs.replace(planned.entry, settings={})
     assert list(wrong([planned], SETTINGS, 0.0, Box())) == []
 
@@ -275,7 +275,7 @@ def test_not_finite_alarm_lasts_until_outputs_were_finite_for_a_while(served: Se
 
 
 def test_alarms_quarantined_engines_and_their_model_are_raised(served: Served) -> None:
-    served.engine.quarantined = "it ended its engine host 3 times; the last time the host died"
+    served.engine.quarantined = "the engine ended its host 3 times; the last time the host died"
     (alarm,) = served.look()
     assert (alarm.kind, alarm.engine) == (AlarmKind.QUARANTINED, served.engine.digest)
     assert "3 times" in alarm.message

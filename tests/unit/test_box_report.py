@@ -111,7 +111,7 @@ def test_write_asks_for_confirmation(tmp_path: Path, yes: bool, answer: str, wri
     app, file = typer.Typer(), tmp_path / "report.md"
     app.command()(lambda: write("shown\n", file, yes=yes))
     done = CliRunner().invoke(app, [], input=answer)
-    assert (done.exit_code, file.exists(), "Write this to" in done.output) == (0, written, not yes)
+    assert (done.exit_code, file.exists(), "Write this report to" in done.output) == (0, written, not yes)
 
 
 def test_hardware_tests_need_a_gpu_and_a_checkout(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def test_doubt_ssd_with_softmax_scores_and_boxes_in_the_picture_is_empty() -> No
 @pytest.mark.parametrize(
     ("boxes", "scores", "word"),
     [
-        (NORMALISED, LOGITS, "scores go up to"),  # DETR
+        (NORMALISED, LOGITS, "the largest score of a box is"),  # DETR
         (NORMALISED * 320, softmax(LOGITS), "near the picture"),  # DAMO-YOLO
-        (NORMALISED * 5, softmax(LOGITS), "lie in the picture"),
+        (NORMALISED * 5, softmax(LOGITS), "are in the picture"),
     ],
 )
 def test_doubt_tables_that_only_look_like_an_ssd_returns_the_reason(boxes: Array, scores: Array, word: str) -> None:

@@ -134,7 +134,7 @@ def test_verify_engine_that_refuses_a_shape_is_unsuitable_and_names_the_setting(
         tasks.do(checking(mine, tmp_path / "golden", mine), lambda progress: None)
     assert str(refusal.value) == (
         "the engine refuses shapes that the reference accepts, x 1x64, y 7: "
-        "input 'x' is 1x64, the engine takes 1x128; change profile.x to accept them"
+        "input 'x' is 1x64, the engine takes 1x128; change profile.x to accept these shapes"
     )
 
 

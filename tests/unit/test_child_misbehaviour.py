@@ -170,7 +170,9 @@ def test_run_ends_with_the_answer_even_if_the_child_continues() -> None:
 
 def test_run_answer_over_the_size_limit_is_a_failed_build() -> None:
     body = "return jobs.Failure('x', 'y' * (65 << 20))"
-    assert failure(working(body)) == "the child's failure of 68157466 bytes is too large to send"
+    assert failure(working(body)) == (
+        "a message of the child process (Failure) has 68157466 bytes, more than the limit of 4194304 bytes"
+    )
 
 
 def test_run_large_output_is_read_without_blocking_or_keeping_it() -> None:

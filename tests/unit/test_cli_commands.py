@@ -106,7 +106,7 @@ def test_rebuild_interrupted_says_that_the_daemon_continues(running: Running) ->
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert err == "the daemon continues; see: edged status; to stop it: edged engines cancel\n"
+    assert err == "the daemon continues this work; see: edged status; to stop the work: edged engines cancel\n"
 
 
 # --- all commands ---------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_command_without_selection_is_refused(running: Running, verb: str) -> No
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"edged: nothing selected to {verb}; give MODEL, --engine KEY, or --all")
     both = call(running, "engines", verb, "doors", "--all")
-    assert (both.exit_code, "--all cannot be combined" in both.stderr) == (2, True)
+    assert (both.exit_code, "--all cannot be used" in both.stderr) == (2, True)
     assert running.daemon.commands.given == []
 
 

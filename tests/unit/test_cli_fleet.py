@@ -165,10 +165,10 @@ def test_fleet_unreadable_token_fails_only_its_box(boxes: Boxes) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (("status", "--group", "x", "--target", "a:1"), "--group needs --inventory FILE"),
+        (("status", "--group", "x", "--target", "a:1"), "--group can be used only with --inventory FILE"),
         (("events", "--after", "3", "--target", "a:1", "--target", "b:1"), "each box numbers its own events"),
         (("status", "--target", "http://a", "--target", "b"), "is a URL"),
-        (("models", "list", "--state", "/tmp", "--target", "a:1", "--target", "b:1"), "exclude each other"),
+        (("models", "list", "--state", "/tmp", "--target", "a:1", "--target", "b:1"), "a daemon has its own folders"),
     ],
 )
 def test_fleet_contradicting_options_are_refused_before_any_call(line: tuple[str, ...], words: str) -> None:
@@ -277,5 +277,6 @@ def test_fleet_interrupted_names_the_boxes_that_continue(boxes: Boxes) -> None:
         process.kill()
         process.wait()
     assert process.returncode == 130
-    assert err == "no answer yet from a, b; the daemon continues; see: edged status; to stop it: edged engines cancel\n"
+    goes_on = "the daemon continues this work; see: edged status; to stop the work: edged engines cancel"
+    assert err == f"no answer yet from a, b; {goes_on}\n"
     wait(lambda: boxes.watching() == [0, 0], "no call is left")

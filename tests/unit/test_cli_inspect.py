@@ -237,7 +237,7 @@ def test_draw_masks_keypoints_and_oriented_boxes(folder: Path, task: str) -> Non
     [
         (("--out", "x.jpg"), 2, "--out needs --draw PICTURE"),
         (("--draw", "street.png", "--out", "street.png"), 2, "is the input picture"),
-        (("--draw", "street.png", "--out", "x.txt"), 2, "not an image file name"),
+        (("--draw", "street.png", "--out", "x.txt"), 2, "not the name of an image file"),
         (("--draw", "street.png", "--out", "nowhere/x.png"), 2, "cannot be written"),
         (("--try-all",), 2, "--try-all needs --draw PICTURE"),
         (("--draw", "street.png", "--try-all", "--set", "family=yolox"), 2, "leave out --set family"),
@@ -273,7 +273,8 @@ def test_draw_runtime_that_crashes_fails_in_one_line(
     monkeypatch.setattr(sample_run, "_look", work)
     result = call(MODEL_PATH, "--draw", "street.png")
     assert result.exit_code == 1
-    assert result.stderr == f"edged: the process of shapes.onnx {words}; try a newer runtime\n"
+    remedy = "update onnxruntime and other installed runtimes"
+    assert result.stderr == f"edged: the process that ran shapes.onnx {words}; {remedy}\n"
 
 
 def test_output_range_leaves_out_nan_and_infinity() -> None:
@@ -319,7 +320,7 @@ def test_inspect_folder_of_an_ensemble_shows_its_models(folder: Path) -> None:
     ensemble_files.write(folder, "e", ensemble_files.config(ensemble_files.CHAIN))
     ensemble_files.write(folder, "lost", ensemble_files.config([("zz", "x=X", "y=Y")]))
     found = rows(call(folder / "e"))
-    assert (found["ensemble of"], found["verdict"]) == ("a, b", "its models fit together")
+    assert (found["ensemble of"], found["verdict"]) == ("a, b", "the models of the ensemble fit together")
     assert (found["inputs"], found["outputs"]) == ("X FP32[1, 4]", "Y FP32[1, 4]")
     refused = call(folder / "lost", "--json")
     assert refused.exit_code == 2

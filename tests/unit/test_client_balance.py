@@ -126,10 +126,10 @@ def _wait_for(opened: grpc.Channel, names: set[str]) -> None:
     [
         ([], "is empty"),
         (["unix:/a", "unix:/b"], "cannot have unix sockets"),
-        (["tls:a:1", "b:1"], "all or none must have tls:"),
+        (["tls:a:1", "b:1"], "only some of the daemons have tls:"),
         (["127.0.0.1:1", "[::1]:1"], "addresses of one kind"),
-        (["127.0.0.1:1", "no-such-host.invalid:1"], "is unknown"),
-        (["tls:127.0.0.1:1", "tls:127.0.0.2:1"], "give server_name"),
+        (["127.0.0.1:1", "no-such-host.invalid:1"], "cannot be resolved"),
+        (["tls:127.0.0.1:1", "tls:127.0.0.2:1"], "give this name as server_name"),
     ],
 )
 def test_list_that_cannot_be_used_is_refused(targets: list[str], words: str) -> None:

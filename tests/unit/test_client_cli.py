@@ -387,8 +387,8 @@ def test_engines_show_rejected_or_unbuilt_engine(stored: list[EngineInfo]) -> No
 @pytest.mark.parametrize(
     ("key", "status", "words"),
     [
-        ("ffffff", 1, "no engine with key 'ffffff'"),
-        ("abcdef", 1, "2 keys begin with 'abcdef', such as abcdef0011 and abcdef9911"),
+        ("ffffff", 1, "no engine has a key that begins with 'ffffff'"),
+        ("abcdef", 1, "2 engine keys begin with 'abcdef', such as abcdef0011 and abcdef9911"),
         ("abcde", 2, "too short"),
     ],
 )
@@ -441,7 +441,7 @@ def test_is_daemon_addressed_folders_come_before_the_environment(
     assert is_daemon_addressed(None)
     assert is_daemon_addressed("box:2", None)
     assert not is_daemon_addressed(None, None, tmp_path)
-    with pytest.raises(InvalidInput, match="exclude each other"):
+    with pytest.raises(InvalidInput, match="a daemon has its own folders"):
         is_daemon_addressed("box:2", tmp_path)
     monkeypatch.setenv("EDGED_TARGET", " ")
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))

@@ -58,7 +58,7 @@ def test_to_array_dense_tensor_is_not_copied() -> None:
 
 @pytest.mark.parametrize("size", [0, 7, 9, 16])
 def test_to_array_wrong_number_of_bytes_is_refused_by_name(size: int) -> None:
-    with pytest.raises(InvalidTensor, match=rf"'x' holds {size} bytes, INT32\[2\] takes 8"):
+    with pytest.raises(InvalidTensor, match=rf"'x' has {size} bytes, but INT32\[2\] needs 8"):
         to_array("x", "INT32", (2,), bytes(size))
 
 

@@ -172,7 +172,7 @@ def test_select_by_an_ambiguous_prefix_is_refused(desk: Desk, monkeypatch: pytes
     digits = [key[0] for key in desk.digests()]
     assert len(digits) == 17, "more engines than hexadecimal digits"
     shared = max(digits, key=digits.count)
-    with pytest.raises(InvalidInput, match=f"keys begin with '{shared}'; give more characters"):
+    with pytest.raises(InvalidInput, match=f"engine keys begin with '{shared}'; give more characters"):
         desk.commands.rebuild(Selection(model="m", engine=shared), True)
     whole = next(key for key in desk.digests() if key[0] == shared)
     assert keys(desk.commands.rebuild(Selection(model="m", engine=whole), True)) == (whole,)

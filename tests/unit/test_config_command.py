@@ -115,7 +115,7 @@ yard = 5
     assert (status, err) == (2, "")
     assert printed.splitlines() == [
         f"{file}:1: stop-seconds: unknown key; did you mean `stop_seconds`?",
-        f"{file}:2: listen[0]: {tmp_path}/taken exists and is not a socket; remove it or listen elsewhere",
+        f"{file}:2: listen[0]: {tmp_path}/taken exists and is not a socket; remove the file, or listen elsewhere",
         f"{file}:2: listen[1]: listen address 'nonsense' is neither unix:PATH nor HOST:PORT",
         f'{file}:5: engines.budget_mb: expected a whole number from 0 to 1073741824, got "lots"',
         f"{file}:6: engines.listen: unknown key;"
@@ -123,7 +123,7 @@ yard = 5
         f"{file}:7: engines.attempts: expected a whole number from 1 to 1000, got 0",
         f"{file}:8: engine: unknown key; did you mean `engines`?",
         f"{file}:10: models.door: /nowhere/door.onnx cannot be read: No such file or directory; correct the path",
-        f"{file}:11: models.yard: expected a text in quotes, got 5",
+        f"{file}:11: models.yard: expected a string in quotes, got 5",
     ]
 
 
@@ -143,7 +143,7 @@ yard = 5
         ("[access]\nunix = ['infr']", 'access.unix[0]: expected "read", "infer" or "operate", got "infr"'),
         ('[access.grants]\n"[::1]:1" = ["x"]', ':2: access.grants."[::1]:1"[0]: expected'),
         ("engines = 5", ":1: engines: expected a table, got 5"),
-        ("models = { a = 1 }", ":1: models.a: expected a text in quotes, got 1"),
+        ("models = { a = 1 }", ":1: models.a: expected a string in quotes, got 1"),
         ("stop_seconds = 1979-05-27", "got 1979-05-27"),
         (f'model_control = "{"x" * 200}"', "x…"),
     ],
@@ -226,4 +226,4 @@ def test_show_invalid_file_shows_only_the_mistakes(tmp_path: Path) -> None:
     status, printed, err = call("show", "-c", file)
     assert (status, printed) == (2, "")
     assert err.startswith(f"edged: configuration {file}:1: stop_seconds: expected a number")
-    assert err.endswith(f" (and 1 more: edged config check {file})\n")
+    assert err.endswith(f" (and 1 more; see: edged config check {file})\n")

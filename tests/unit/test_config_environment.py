@@ -66,9 +66,9 @@ def test_read_variables(environment: dict[str, str], config: Config) -> None:
         ({"EDGED_MODEL_CONTROL": "all"}, 'expected "poll", "none" or "explicit", got "all"'),
         (
             {"EDGED_MODELS": "door=/x"},
-            'EDGED_MODELS: models: expected a table, each value a text in quotes, got "door=/x"',
+            'EDGED_MODELS: models: expected a table, each value a string in quotes, got "door=/x"',
         ),
-        ({"EDGED_MODELS": "{ a = 5 }"}, "EDGED_MODELS: models.a: expected a text in quotes, got 5"),
+        ({"EDGED_MODELS": "{ a = 5 }"}, "EDGED_MODELS: models.a: expected a string in quotes, got 5"),
         ({"EDGED_FRIGATE": "yes", "EDGED_FRIGATE_LABELS": "5"}, "EDGED_FRIGATE: frigate: expected a table"),
         (
             {"EDGED_FRIGATE": "{ label = 3 }"},
@@ -80,7 +80,7 @@ def test_read_variables(environment: dict[str, str], config: Config) -> None:
             "EDGED_ENGINES_BUDGET: unknown variable; did you mean EDGED_ENGINES_BUDGET_MB?",
         ),
         ({"EDGED_ACCESS": "{ loopback = [] }"}, "EDGED_ACCESS: unknown variable"),
-        ({"EDGED_STATE": "/data/\udcff"}, "EDGED_STATE: its value is not valid UTF-8"),
+        ({"EDGED_STATE": "/data/\udcff"}, "EDGED_STATE: the value is not valid UTF-8"),
         ({"EDGED_ENGINES_\udcff": "5"}, "EDGED_ENGINES_\\udcff: unknown variable"),
         ({"EDGED_MODELS_DOOR": "/x"}, "EDGED_MODELS_DOOR: unknown variable; did you mean EDGED_MODELS?"),
     ],

@@ -42,9 +42,9 @@ def test_pipeline_from_a_variable_is_accepted() -> None:
         (GOOD + 'class = "plate"\n', "did you mean `classes`?"),
         (GOOD.replace("plates", '"a/b"'), "invalid name"),
         (GOOD.replace("plates", '"plates:1"'), "invalid name"),
-        (GOOD.replace('"reader"', '"plates"'), "names a pipeline"),
-        (GOOD + '[pipelines.other]\ndetect = "plates"\nthen = "reader"\n', "names a pipeline"),
-        (GOOD.replace('"reader"', '"b"') + '[pipelines.b]\ndetect = "cars"\nthen = "plates"\n', "names a pipeline"),
+        (GOOD.replace('"reader"', '"plates"'), "is set to a pipeline"),
+        (GOOD + '[pipelines.other]\ndetect = "plates"\nthen = "reader"\n', "is set to a pipeline"),
+        (GOOD.replace('"reader"', '"b"') + '[pipelines.b]\ndetect = "cars"\nthen = "plates"\n', "is set to a pipeline"),
     ],
 )
 def test_pipeline_with_an_invalid_key_is_refused_in_one_line(tmp_path: Path, text: str, words: str) -> None:

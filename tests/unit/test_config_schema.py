@@ -87,7 +87,7 @@ def test_variables_are_unique_and_known_to_the_sources() -> None:
     ("hint", "words"),
     [
         (bool, "true or false"),
-        (str, "a text in quotes"),
+        (str, "a string in quotes"),
         (int, "a whole number"),
         (Annotated[int, Meta(ge=1, le=5)], "a whole number from 1 to 5"),
         (Annotated[int, Meta(gt=0, le=1 << 30)], "a whole number from 1 to 1073741824"),
@@ -96,9 +96,9 @@ def test_variables_are_unique_and_known_to_the_sources() -> None:
         (Annotated[float, Meta(ge=0.5, le=1)], "a number from 0.5 to 1"),
         (Annotated[float, Meta(ge=0, le=1)] | None, "a number from 0 to 1"),
         (Literal["b", "a", "c"], '"b", "a" or "c"'),
-        (tuple[Literal["a"], ...], 'a list, each "a"'),
+        (tuple[Literal["a"], ...], 'a list, each item "a"'),
         (dict[str, int], "a table, each value a whole number"),
-        (Annotated[typing.Optional[str], Meta(description="x")], "a text in quotes"),  # noqa: UP045
+        (Annotated[typing.Optional[str], Meta(description="x")], "a string in quotes"),  # noqa: UP045
     ],
 )
 def test_allowed_describes_the_type_in_words(hint: object, words: str) -> None:

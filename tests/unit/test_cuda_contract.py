@@ -106,7 +106,7 @@ def test_open_device_without_visible_gpu_is_refused(driver: Path, visible: str) 
 def test_open_device_in_a_process_with_another_order_is_refused(driver: Path) -> None:
     """The real driver reads the variable once, the fake one always. So edged must not change the variable here."""
     program = "from edged.device import nvidia\nnvidia.use_pci_order = lambda: None\n" + OPEN
-    other = "CUDA's device 0 is the GPU at 0000:02:00.0, which is cuda:1; unset CUDA_VISIBLE_DEVICES"
+    other = "the GPU at 0000:02:00.0 is device 0 for CUDA, but cuda:1 for edged; unset CUDA_VISIBLE_DEVICES"
     first, second = tell(driver, "os.environ['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'\n" + program, "1")
     assert first.startswith(other)
     assert second == "cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE"
@@ -119,5 +119,5 @@ def test_require_number_of_a_gpu_without_known_address_is_accepted(monkeypatch: 
     cuda.require_number(0, "0000:00:00.0")
     monkeypatch.setattr(cuda.nvidia, "addresses", lambda root: ["0000:01:00.0", "0000:81:00.0"])
     cuda.require_number(1, "0000:81:00.0")
-    with pytest.raises(EngineUnusable, match=r"device 0 is the GPU at 0000:81:00.0, which is cuda:1"):
+    with pytest.raises(EngineUnusable, match=r"the GPU at 0000:81:00.0 is device 0 for CUDA, but cuda:1 for edged"):
         cuda.require_number(0, "0000:81:00.0")

@@ -105,17 +105,17 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
     [
         (b'{"scor": 1}', "unknown name 'scor'; did you mean 'score'?"),
         (b'{"zzz": 1}', "unknown name 'zzz'; known names: inputs, score, most, parameters"),
-        (b'{"score": "abc"}', "score: expected a number, got a text"),
+        (b'{"score": "abc"}', "score: expected a number, got a string"),
         (b'{"most": -1}', "most: expected a whole number >= 0"),
         (b'{"inputs": [{"name": "x"}]}', "inputs[0]: 'shape' is missing"),
-        (b'{"inputs": [{"name": 1, "shape": []}]}', "inputs[0].name: expected a text, got a whole number"),
+        (b'{"inputs": [{"name": 1, "shape": []}]}', "inputs[0].name: expected a string, got a whole number"),
         (
             b'{"inputs": [{"name": "x", "shape": [1, 2.5]}]}',
             "inputs[0].shape[1]: expected a whole number, got a number",
         ),
         (
             b'{"parameters": {"a": []}}',
-            "parameters[...]: expected true or false or a whole number or a text, got a list",
+            "parameters[...]: expected true or false or a whole number or a string, got a list",
         ),
         (b"[]", "expected an object, got a list"),
         (b"{", "input data was truncated"),

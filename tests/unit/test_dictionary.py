@@ -109,7 +109,7 @@ def test_dictionary_that_is_ambiguous_or_unreadable_counts_as_absent(
 
 def test_settings_name_the_dictionary_and_given_ones_have_precedence(tmp_path: Path) -> None:
     file = folder_of(tmp_path, model__onnx="", dict__txt="a\nb\n") / "model.onnx"
-    line = "from dict.txt: decode.characters"
+    line = "settings from dict.txt: decode.characters"
     assert with_exporter_settings(Local(file), {}) == ({"decode.characters": "ab"}, (line,))
     assert with_exporter_settings(Local(file), {"family": "ctc"}) == (
         {"family": "ctc", "decode.characters": "ab"},

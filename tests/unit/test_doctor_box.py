@@ -106,7 +106,7 @@ TENSORRT = {"tensorrt.version": "10.3.0.30"}
     [
         ({}, {}, "unknown nvidia: "),
         (BOTH, {}, "ok nvidia: driver and kernel module are 5"),
-        ({"nvidia.driver": "550.54"}, {}, "wrong nvidia: libraries of driver 550.54 are installed"),
+        ({"nvidia.driver": "550.54"}, {}, "wrong nvidia: libraries of NVIDIA driver 550.54 are installed"),
         ({"nvidia.state": "NVML error 999"}, {}, "wrong nvidia: the driver does not answer: NVML error 999"),
         ({}, {"0000:01:00.0": ""}, "wrong 0000:01:00.0: the NVIDIA card has no kernel driver"),
         ({}, {"0000:01:00.0": "nouveau"}, "wrong 0000:01:00.0: the NVIDIA card has the kernel driver nouveau"),
@@ -116,8 +116,8 @@ TENSORRT = {"tensorrt.version": "10.3.0.30"}
         (TENSORRT, {}, "warning tensorrt: libnvinfer 10.3.0.30 is installed without its Python"),
         (TENSORRT | {"runtime.tensorrt": "10.3.0"}, {}, "ok tensorrt: "),
         (TENSORRT | {"runtime.tensorrt": "10.3.0.post1"}, {}, "ok tensorrt: "),
-        (TENSORRT | {"runtime.tensorrt": "10.4.0"}, {}, "wrong tensorrt: libnvinfer is 10.3.0.30"),
-        ({"runtime.tensorrt": "10.4.0"}, {}, "warning tensorrt: the Python package 10.4.0 is installed without"),
+        (TENSORRT | {"runtime.tensorrt": "10.4.0"}, {}, "wrong tensorrt: libnvinfer has version 10.3.0.30"),
+        ({"runtime.tensorrt": "10.4.0"}, {}, "warning tensorrt: Python package 10.4.0 is installed without"),
     ],
 )
 def test_driver_check_of_versions_and_cards_has_its_result(
@@ -195,7 +195,7 @@ PSTATE = SLOW | {f"{CPU}/cpufreq/scaling_driver": "intel_pstate"}
     [
         (SLOW, {}, "warning cpufreq: the governor powersave of cpufreq-dt"),
         (PSTATE, {}, "ok cpufreq: governor powersave of intel_pstate"),
-        (PSTATE | CAPPED, {}, "warning cpufreq: processors are capped at 600 of 2400 MHz"),
+        (PSTATE | CAPPED, {}, "warning cpufreq: the clock of the processors is capped at 600 of 2400 MHz"),
         ({}, {}, "unknown"),
         ({}, {"jetson.power_mode": "15W"}, "ok nvpmodel: power mode 15W; "),
         ({}, {"jetson.l4t": "36.4"}, "unknown nvpmodel"),
@@ -216,12 +216,18 @@ HWMON = "sys/class/hwmon/hwmon"
     [
         ({}, "unknown"),
         ({PI: "0"}, "ok"),
-        ({PI: "50005"}, "wrong : now: too little voltage"),
-        ({PI: "50000"}, "warning : too little voltage, since the start"),
+        ({PI: "50005"}, "wrong : the box reports now: too little voltage"),
+        ({PI: "50000"}, "warning : the box reported since its start: too little voltage"),
         ({PI: "error"}, "ok"),
-        ({f"{HWMON}1/name": "rpi_volt", f"{HWMON}1/in0_lcrit_alarm": 1}, "wrong : now: too little"),
-        ({f"{HWMON}3/oc1_event_cnt": 2, f"{HWMON}3/oc3_event_cnt": 3}, "warning : throttled 5 times"),
-        ({f"{CPU}/thermal_throttle/core_throttle_count": 7}, "warning : a processor core was throttled 7 times"),
+        ({f"{HWMON}1/name": "rpi_volt", f"{HWMON}1/in0_lcrit_alarm": 1}, "wrong : the box reports now: too little"),
+        (
+            {f"{HWMON}3/oc1_event_cnt": 2, f"{HWMON}3/oc3_event_cnt": 3},
+            "warning : the box reported since its start: throttled 5 times",
+        ),
+        (
+            {f"{CPU}/thermal_throttle/core_throttle_count": 7},
+            "warning : the box reported since its start: a processor core was throttled 7 times",
+        ),
     ],
 )
 def test_throttling_check_of_now_and_since_the_start_has_its_result(
@@ -281,8 +287,8 @@ def test_temperature_check_against_trip_points_has_its_result(
         (system.clock(NOW, NOW, 5e9), "wrong"),
         (system.clock(NOW, NOW, 1e30), "wrong"),
         (system.clock(NOW, NOW, float("inf")), "wrong"),
-        (system.clock_sync(True, has_battery=False), "ok : NTP synchronises it"),
-        (system.clock_sync(False, has_battery=False), "warning : the clock is not synchronised, and"),
+        (system.clock_sync(True, has_battery=False), "ok : NTP synchronises the clock"),
+        (system.clock_sync(False, has_battery=False), "warning : the clock is not synchronised; the box has"),
         (system.clock_sync(None, has_battery=True), "unknown"),
     ],
 )

@@ -86,7 +86,7 @@ async def test_run_step_that_fails_is_unknown() -> None:
 
 async def test_run_step_that_takes_too_long_is_unknown() -> None:
     found = await examine([step(Name.CLOCK, seconds=0.05, sleep=60)])
-    assert found == ([unknown(Name.CLOCK, "it did not answer within 0.05 s", "it")], [])
+    assert found == ([unknown(Name.CLOCK, "the check did not finish within 0.05 s", "it")], [])
 
 
 async def test_in_thread_that_hangs_does_not_block_the_program() -> None:

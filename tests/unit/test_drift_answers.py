@@ -84,7 +84,7 @@ def test_bad_answers_are_noticed_after_few_checks(rate: float, most: int) -> Non
 def test_alarm_ends_after_five_good_checks() -> None:
     states = run([boxes(0.5)] * 10 + [boxes()] * 5)
     assert [state.is_drifted for state in states] == [False] * 2 + [True] * 12 + [False]
-    assert states[5].reason.endswith("boxes 0.5 is below 0.999")
+    assert states[5].reason.endswith("boxes 0.5 is below the bound 0.999")
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_listener_at_a_name_without_an_address_is_refused(monkeypatch: pytest.Mo
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)  # edged resolves names with it; gRPC has its own resolver
-    assert "has no address here" in refusal(f"127.0.0.1:{taken}")
+    assert "this box cannot resolve 127.0.0.1" in refusal(f"127.0.0.1:{taken}")
 
 
 def test_listener_at_a_socket_creates_its_folder(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_engine_report_as_json_has_the_whole_judgement(handlers: EngineReportHan
 
 
 def test_engine_report_as_a_page_without_frames_has_no_pictures(handlers: EngineReportHandlers) -> None:
-    for pictures, why in ((True, b"no longer kept"), (False, b"The pictures were left out.")):
+    for pictures, why in ((True, b"no longer kept"), (False, b"The pictures were left out, as requested.")):
         text = ask(handlers, KEY, pictures=pictures).content
         assert text.startswith(b"<!doctype html>")
         assert why in text

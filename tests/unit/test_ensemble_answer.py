@@ -158,7 +158,7 @@ async def test_answer_batch_keeps_its_rows_and_too_many_are_refused(tmp_path: Pa
     await world.answer("b", 1.0)
     assert await task == [{"Y": ([3, 4], (values * 2).ravel().tolist())}]
     assert (world.statistics.inference_count, list(world.statistics.batches)) == (3, [3])
-    with pytest.raises(InvalidTensor, match="has 9 rows; model 'e' takes 8"):
+    with pytest.raises(InvalidTensor, match="has batch size 9, but model 'e' takes at most 8"):
         await world.ask(np.zeros((9, 4), np.float32))
 
 
@@ -183,7 +183,7 @@ async def test_answer_wrong_shape_between_the_steps_names_the_step(tmp_path: Pat
     await world.answer("a", shape=[2, 4])
     with pytest.raises(InvalidTensor) as caught:
         await task
-    assert str(caught.value).startswith("ensemble 'e', step 1 (model 'b'): input 'x' is [1, 4]")
+    assert str(caught.value).startswith("ensemble 'e', step 1 (model 'b'): input 'x' of the model is [1, 4]")
     assert not world.links["b"].jobs
     assert world.statistics.fail.count == 1
     assert dict(world.statistics.failures) == {"InvalidTensor": 1}
@@ -221,7 +221,7 @@ async def test_answer_model_replaced_between_the_steps_is_checked_again(tmp_path
     await world.serve("b", stamp="2")
     world.house.catalogue.models["b"].served = world.house.catalogue.models["b"].model
     await world.answer("a")
-    with pytest.raises(InvalidTensor, match=r"input 'x' is \[1, 5\]"):
+    with pytest.raises(InvalidTensor, match=r"input 'x' of the model is \[1, 5\]"):
         await task
 
 

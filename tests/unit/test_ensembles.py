@@ -79,7 +79,7 @@ async def test_readiness_is_loading_while_a_model_is_read(house: House) -> None:
         house.shelf.models[name] = entry(name)
     house.catalogue.look()
     await settle()
-    assert state(house) == (ReadyState.LOADING, "model 'a' is not ready: it is being read")
+    assert state(house) == (ReadyState.LOADING, "model 'a' is not ready: the model is being read")
     house.readers.gate.set()
     await house.look()
 
@@ -163,7 +163,7 @@ async def test_bound_step_may_name_a_version(house: House) -> None:
 
 async def test_find_ensemble_has_no_engine(house: House) -> None:
     await served(house, "a", "b")
-    with pytest.raises(InvalidInput, match=r"is an ensemble, .*; its models are a, b"):
+    with pytest.raises(InvalidInput, match=r"is an ensemble; .*; its models are a, b"):
         house.catalogue.find("e")
     assert isinstance(house.catalogue.find_any("e"), PlannedEnsemble)
     assert house.catalogue.find_any("a") is house.catalogue.find("a")
@@ -227,4 +227,4 @@ async def test_report_names_the_models_and_settings_without_effect(house: House)
     info = report.ensemble(planned, (), ensemble_readiness(planned, HEALTH))
     assert (info.name, info.state, info.parts, info.engine) == ("e", "ready", ("a", "b"), "")
     assert [tensor.shape for tensor in (*info.inputs, *info.outputs)] == [(1, 4), (1, 4)]
-    assert info.notes == ("edged.toml: batch.max has no effect on an ensemble",)
+    assert info.notes == ("edged.toml: setting 'batch.max' has no effect on an ensemble",)

@@ -211,8 +211,8 @@ def test_versions_beyond(tmp_path: Path) -> None:
         ([1, 3, 64], {}, ""),
         (["n", 3, 64], {0: "batch"}, ""),
         (["n", 3, 64], {}, ""),
-        ([1, 3, 64], {0: "batch"}, "(batch) of input 'x' is 1, not open"),
-        ([1, 3, 32], {}, "is 32 instead of 64"),
+        ([1, 3, 64], {0: "batch"}, "(batch) of input 'x' is fixed to 1, not open"),
+        ([1, 3, 32], {}, "has size 32 instead of 64"),
         ([1, 3], {}, "has 2 dimensions instead of 3"),
     ],
 )

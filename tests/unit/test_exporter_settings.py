@@ -136,7 +136,7 @@ def test_given_settings_have_precedence_and_family_excludes_the_files(tmp_path: 
     file = tmp_path / "model.onnx"
     assert with_exporter_settings(Local(file), {"names": "dog"}) == (
         {"family": "detr", "names": "dog"},
-        ("from config.json and preprocessor_config.json: family",),
+        ("settings from config.json and preprocessor_config.json: family",),
     )
     assert with_exporter_settings(Local(file), {"family": "raw"}) == ({"family": "raw"}, ())
     assert with_exporter_settings(Local(tmp_path / "a" / "b" / "model.onnx"), {"x": "1"}) == ({"x": "1"}, ())
@@ -319,7 +319,7 @@ def test_threshold_of_anomalib_1_is_taken_from_its_metadata(tmp_path: Path) -> N
     assert anomalib_settings(tmp_path, {"task": "segmentation", **THRESHOLDS}) == expected
     assert with_exporter_settings(Local(tmp_path / "model.onnx"), {}) == (
         expected,
-        ("from metadata.json: family, thresholds.score",),
+        ("settings from metadata.json: family, thresholds.score",),
     )
 
 

@@ -54,7 +54,7 @@ NEVER = msgspec.structs.replace(REFERENCE, open_at=math.inf)
 LATER = msgspec.structs.replace(REFERENCE, open_at=NOW + 1)
 WIDER = msgspec.structs.replace(RANGED, key="wider", state=EngineState.BUILDING)
 WAITS, OPEN = FallbackView(waits=True, outside="outside"), FallbackView(is_open=True, answered_at=NOW - 200)
-BUILT = "; an engine for a wider range is being built, try again later"
+BUILT = "; an engine for a wider range is being built; try again later"
 
 
 def but(view: FallbackView, **fields: Any) -> FallbackView:

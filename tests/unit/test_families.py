@@ -124,7 +124,7 @@ async def test_recognise_family_that_does_not_fit_says_what_it_needs(site: Path,
 
 @pytest.mark.parametrize(
     ("allowed", "words"),
-    [(NAME, "no package offers family"), ("doubled", "offers it too"), ("yolov5", "a family of edged")],
+    [(NAME, "no package offers family"), ("doubled", "also offers this family"), ("yolov5", "edged's own family")],
 )
 async def test_recognise_family_that_cannot_be_used_says_why(
     site: Path, tmp_path: Path, inspection: Inspection, allowed: str, words: str, caplog: pytest.LogCaptureFixture

@@ -158,7 +158,7 @@ def test_load_package_that_changed_after_its_import_is_superseded(site: Path) ->
     module = install(site, "twice")
     family_packages.load("twice", offer("twice").package)
     module.write_text(module.read_text() + "\n# changed\n")
-    with pytest.raises(Superseded, match="after this process had imported it"):
+    with pytest.raises(Superseded, match="after this process had imported the package"):
         family_packages.load("twice", offer("twice").package)
 
 

@@ -118,7 +118,7 @@ async def test_engine_of_an_unknown_box_is_refused_until_it_is_trusted(boxes: tu
     await one.publish()
     other.sharing.keys.untrust("dock")
     assert await other.sharing.find(KEY) is None
-    assert f"not trusted; to trust it: edged fleet trust NAME {one.public}" in other.trouble
+    assert f"not trusted; to trust this key: edged fleet trust NAME {one.public}" in other.trouble
     other.trust(one)
     assert await other.sharing.find(KEY) is not None
     assert not other.trouble
@@ -191,7 +191,7 @@ async def test_manifest_of_another_engine_is_refused(boxes: tuple[Box, Box]) -> 
     place = one.shared / "engines"
     (place / f"{KEY.digest}.json").rename(place / f"{wanted.digest}.json")
     assert await other.sharing.find(wanted) is None
-    assert "the manifest is that of engine" in other.trouble
+    assert "the manifest describes engine" in other.trouble
 
 
 async def test_engine_that_was_wrong_here_is_not_tried_again_until_it_is_replaced(boxes: tuple[Box, Box]) -> None:

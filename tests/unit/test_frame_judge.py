@@ -137,7 +137,7 @@ def test_judgement_without_frames_is_an_outcome_of_its_own_and_accepts() -> None
 def test_judgement_beyond_a_bound_refuses_with_the_figure() -> None:
     found = judged((table(ONE, TWO), table(ONE)))
     assert found.outcome == "different"
-    assert found.reason.startswith("recall 0.5 is below 0.9")
+    assert found.reason.startswith("recall 0.5 is below the bound 0.9")
     assert judged((table(ONE, TWO), table(ONE)), recall=0.5, recall_75=0.5).outcome == "alike"
 
 
@@ -146,13 +146,13 @@ def test_judgement_refuses_if_one_class_is_lost_among_many_objects() -> None:
     assert judged(*frames, objects=5.0).outcome == "alike"  # four dogs are too few to judge their class
     found = judged(*frames, objects=4.0)
     assert found.figures["recall"] == 0.96
-    assert (found.outcome, "class 'dog': recall 0 is below 0.8" in found.reason) == ("different", True)
+    assert (found.outcome, "class 'dog': recall 0 is below the bound 0.8" in found.reason) == ("different", True)
 
 
 def test_judgement_refuses_if_one_camera_is_much_worse() -> None:
     frames = [(table(ONE), table(ONE))] * 96 + [(table(ONE), table())] * 4
     found = judged(*frames, objects=4.0, cameras=("day",) * 96 + ("night",) * 4)
-    assert "camera 'night': recall 0 is below 0.8" in found.reason
+    assert "camera 'night': recall 0 is below the bound 0.8" in found.reason
 
 
 def test_worst_frames_are_few_and_the_most_wrong_come_first() -> None:

@@ -313,7 +313,7 @@ def test_read_raw_outputs_uses_the_models_family_or_frigates_type(settings: dict
 def test_read_outputs_of_no_known_family_is_unsupported(model_type: str) -> None:
     of = model(family="raw")
     made = reader(of, model_type)
-    with pytest.raises(Unsupported, match="set its `family`"):
+    with pytest.raises(Unsupported, match="set the model's `family`"):
         made.read(answered(of, None, (table(1, 1, 1, 1),)), made.form(tensor((1, 64, 64, 3))))
 
 

@@ -379,7 +379,7 @@ def test_make_picture_that_the_reference_refuses_is_skipped(tmp_path: Path) -> N
     cv2.imwrite(str(dark), np.zeros((8, 8, 3), np.uint8))
     session = Reference(refuses=lambda inputs: not inputs["x0"].any())
     made = golden.make(session, RGB, pictures_of(RGB, 8, 8), [str(dark)])
-    assert made.skipped == ("sample dark.png is refused by the reference: refused",)
+    assert made.skipped == ("sample dark.png is left out, because the reference does not answer it: refused",)
 
 
 def test_make_beyond_the_limit_of_bytes_prefers_the_users_pictures(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_stalled_liveness_returns_reason(liveness: Liveness, why: str) -> None:
         (
             msgspec.structs.replace(REPORT, building=(BUILD, BUILD)),
             "",
-            "2 of 3 models answer; making door for openvino/fp16, building 40% and 1 more",
+            "2 of 3 models answer; engine openvino/fp16 of door: building 40% and 1 more",
         ),
         (
             msgspec.structs.replace(REPORT, alarms=(ALARM, ALARM, ALARM)),

@@ -112,7 +112,7 @@ def test_plan_frames_that_are_gone_are_left_out_and_without_any_it_is_unsuitable
     Path(next(iter(frames))).unlink()
     used, aside, notes = planned(of)
     assert len(used) + len(aside) == 3 + 2 * COUNT
-    assert notes == ["1 of 4 collected frames are gone"]
+    assert notes == ["1 of 4 collected frames are gone: their retention ended"]
     for path in list(frames)[1:]:
         Path(path).unlink()
     for gone in (of, model(collected=Collected("c0ffee"))):

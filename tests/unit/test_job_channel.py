@@ -76,7 +76,7 @@ def test_feed_yields_frames_before_garbage() -> None:
 
 def test_answer_too_large_raises_and_sends_nothing() -> None:
     pipe = io.BytesIO()
-    with pytest.raises(BuildFailed, match=r"text of 67108875 bytes is too large"):
+    with pytest.raises(BuildFailed, match="67108875"):
         JobReporter(pipe).answer(Text("x" * (64 << 20)))
     assert pipe.getvalue() == b""
 

@@ -216,7 +216,7 @@ async def test_server_that_cannot_start_is_an_error_with_its_last_line(
     (tmp_path / "sitecustomize.py").write_text("import os; os.write(2, b'no room'); os._exit(7)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     before = descriptors(), children()
-    with pytest.raises(ConnectionError, match="the job server ended with status 7: no room"):
+    with pytest.raises(ConnectionError, match=r"the job server, .* ended with status 7: no room"):
         async with server.child(b"", ARGUMENTS):
             pass
     server.close()

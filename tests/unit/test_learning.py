@@ -96,7 +96,7 @@ async def test_learning_waits_until_no_wider_shapes_come(tmp_path: Path, clock: 
     assert await school.look() == ""
     school.ask((1, 17))
     assert await school.look() == ""
-    assert "built once shapes stop changing" in school.learning.state("m")
+    assert "built once the shapes stop changing" in school.learning.state("m")
     school.ask((1, 33))
     assert await school.look(QUIET - 1) == ""
     assert await school.look(QUIET - 1) == ""

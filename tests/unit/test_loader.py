@@ -90,8 +90,8 @@ async def test_listed_model_is_ready_only_while_it_answers(house: House) -> None
 async def test_listed_model_that_does_not_serve_has_the_reason(house: House) -> None:
     planned, loader = await house.add("m"), loader_of(house)
     assert planned.reference is not None
-    planned.reference.refusals, planned.reference.reason = 1, "it cannot be opened now: bad_alloc"
-    assert (await loader.listed()) == [Listed("m", "1", "LOADING", "it cannot be opened now: bad_alloc")]
+    planned.reference.refusals, planned.reference.reason = 1, "the engine cannot be opened now: bad_alloc"
+    assert (await loader.listed()) == [Listed("m", "1", "LOADING", "the engine cannot be opened now: bad_alloc")]
     for engine in planned.engines.values():
         engine.quarantined = "it killed its host"
     assert (await loader.listed()) == [Listed("m", "1", "UNAVAILABLE", "it is quarantined: it killed its host")]
@@ -164,7 +164,7 @@ async def test_load_model_that_repeatedly_has_no_memory_is_not_ready(house: Hous
     await until(lambda: "m" in house.catalogue.models and bool(house.catalogue.models["m"].engines), "it is read")
     reference = house.catalogue.models["m"].reference
     assert reference is not None
-    reference.reason = "it cannot be opened now: bad_alloc"
+    reference.reason = "the engine cannot be opened now: bad_alloc"
     for reference.refusals in (1, 2):
         await asyncio.sleep(0.1)
         assert not task.done()

@@ -88,7 +88,7 @@ def test_add_to_a_daemon_with_limits_is_refused(tmp_path: Path) -> None:
     target = ("--target", f"unix:{tmp_path}/none")
     refused = add("m", file, *target, "--seconds", "60")
     assert refused.exit_code == 2
-    assert "--seconds applies only without a daemon" in refused.stderr
+    assert "--seconds cannot be used with a daemon" in refused.stderr
     ignored = add("m", file, *target, environment={"EDGED_ADMISSION_SECONDS": "60"})
     assert "--seconds" not in ignored.stderr
     assert ignored.exit_code == 1, "no daemon listens"

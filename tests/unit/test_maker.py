@@ -351,7 +351,7 @@ async def test_trial_failed_builds_the_engine_and_counts_no_failure(
 def ahead_for(shop: Workshop) -> str:
     """Store an engine with the wanted key that was built ahead on another box."""
     engine = shop.engine
-    verdict = Verdict(False, "built ahead for sm_86; it is verified there before it serves", {})
+    verdict = Verdict(False, "built ahead for sm_86; the engine is verified there before it serves", {})
     record = record_of(engine.key, engine.recipe)
     engine.trial = put(shop.store, msgspec.structs.replace(record, ahead="sm_86", verdict=verdict))
     return engine.trial

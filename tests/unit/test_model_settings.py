@@ -208,7 +208,7 @@ def test_ties_ignore_names_made_up_by_exporters(name: str) -> None:
     ("model", "shapes", "words"),
     [
         ({"a": ("n", "n")}, {"a": (3, 3)}, ""),
-        ({"a": ("n", "n")}, {"a": (3, 4)}, "input 'a' is [3, 4], and its dimension 1 ('n')"),
+        ({"a": ("n", "n")}, {"a": (3, 4)}, "input 'a' is [3, 4], but its dimension 1 ('n')"),
         ({"ids": ("b", "s"), "mask": ("b", "s")}, {"ids": (2, 7), "mask": (2, 7)}, ""),
         ({"ids": ("b", "s"), "mask": ("b", "s")}, {"ids": (2, 7)}, ""),  # the other input is filled in later
         ({"ids": ("b", "s"), "mask": ("b", "s")}, {"ids": (2, 7), "mask": (2, 8)}, "send [2, 7]"),

@@ -239,7 +239,7 @@ PATIENCE: dict[str, tuple[bool, EdgedError, list[float]]] = {
     "reference that takes too long": (True, DeadlineExceeded("it took longer"), [2, 10, math.inf]),
     "engine refused before it is rebuilt": (False, EngineUnusable("the driver refuses it"), [2, 10]),
     "engine without memory": (False, OutOfMemory("CUDA_ERROR_OUT_OF_MEMORY"), [2, 10, 60, 60, 60]),
-    "engine whose warm-up fails": (False, WarmupFailed("its model_warmup 'w' failed"), [math.inf]),
+    "engine whose warm-up fails": (False, WarmupFailed("the model_warmup request 'w' failed"), [math.inf]),
 }
 
 
@@ -486,7 +486,7 @@ async def test_open_model_without_usable_probe_is_ready_after_a_real_request(gat
 async def test_open_in_a_process_that_has_answered_the_probe_before_still_expects_its_answer(gate: Gate) -> None:
     await gate.open(engine=gate.reference)
     known = gate.planned.known_answers()
-    refused = NoUsableProbe("it answers no probe")
+    refused = NoUsableProbe("the engine answers none of edged's probes")
     await gate.open(engine=gate.reference, probe=refused)
     assert gate.planned.slot.current is not None
     assert gate.planned.slot.current.health.known is known
@@ -513,11 +513,11 @@ async def test_open_misplaced_engine_is_not_installed_if_another_can_serve(gate:
     assert gate.examiner.asked == [(1, True)], "only the reference is probed"
     (alarm,) = gate.alarms()
     assert alarm.engine == gate.engine.digest
-    assert "no node runs on CPU; all run on GPU; it does not serve" in alarm.message
+    assert "no node runs on CPU; all run on GPU; this engine does not serve" in alarm.message
     report = next(r for r in reports({"m": gate.planned}, gate.store, "m") if r.key == gate.engine.digest)
     assert report.composition.nodes == ELSEWHERE
     assert report.composition.fallback == ("no node runs on CPU; all run on GPU",)
-    assert "do not run where they were verified" in report.reason
+    assert "run on other devices than during verification" in report.reason
     for _ in range(2):
         await gate.open(nodes=ELSEWHERE)
     assert gate.engine.digest not in gate.store.records()

@@ -89,15 +89,25 @@ def test_find_npu_returns_the_only_one(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("core", "buses", "device", "expected"),
     [
-        (Core(CPU=None), (), "intel-gpu:0", "does not see intel-gpu:0, only CPU; install intel-opencl-icd"),
-        (Core(CPU=None), (0, 3), "intel-gpu:1", "does not see intel-gpu:1, only CPU; install intel-opencl-icd"),
-        (Core(CPU=None, GPU=0), (0,), "intel-gpu:1", "does not see intel-gpu:1, only CPU, GPU; install intel-opencl"),
-        (Core(CPU=None, GPU=3), (0, 3), "intel-gpu:0", "does not see intel-gpu:0, only CPU, GPU; install intel-opencl"),
+        (Core(CPU=None), (), "intel-gpu:0", "does not see intel-gpu:0; it sees CPU; install intel-opencl-icd"),
+        (Core(CPU=None), (0, 3), "intel-gpu:1", "does not see intel-gpu:1; it sees CPU; install intel-opencl-icd"),
+        (
+            Core(CPU=None, GPU=0),
+            (0,),
+            "intel-gpu:1",
+            "does not see intel-gpu:1; it sees CPU, GPU; install intel-opencl",
+        ),
+        (
+            Core(CPU=None, GPU=3),
+            (0, 3),
+            "intel-gpu:0",
+            "does not see intel-gpu:0; it sees CPU, GPU; install intel-opencl",
+        ),
         (
             Core(CPU=None, GPU=0),
             (0,),
             "intel-npu:0",
-            "does not see intel-npu:0, only CPU, GPU; install intel-level-ze",
+            "does not see intel-npu:0; it sees CPU, GPU; install intel-level-ze",
         ),
         (Core(CPU=None), (), "cuda:0", "OpenVINO serves cpu, intel-gpu and intel-npu devices, not cuda:0"),
         (Core(CPU=None, GPU=None), (0, 3), "intel-gpu:0", "cannot tell which OpenVINO device is intel-gpu:0; update"),

@@ -77,7 +77,7 @@ def test_create_without_the_provider_does_not_fall_back_to_the_cpu(tmp_path: Pat
         (
             'Failed to parse provider option "device_id": Invalid device ID: 0, must be between 0 (inclusive) and 0',
             EngineUnusable,
-            "CUDA does not see cuda:0; see `nvidia-smi` and whether CUDA_VISIBLE_DEVICES hides it",
+            "CUDA does not see cuda:0; see `nvidia-smi`, and check whether CUDA_VISIBLE_DEVICES hides the GPU",
         ),
         ("Protobuf parsing failed.", EngineUnusable, "ONNX Runtime refuses the model on cuda:0: Protobuf parsing"),
     ],
@@ -133,5 +133,5 @@ def test_prepare_in_a_process_with_another_order_of_gpus_is_refused(monkeypatch:
     monkeypatch.setattr(cuda_driver, "pci_address", lambda number: "0000:81:00.0")
     monkeypatch.setattr(cuda_driver.nvidia, "addresses", lambda root: ["0000:01:00.0", "0000:81:00.0"])
     cuda.prepare("cuda:1")
-    with pytest.raises(EngineUnusable, match=r"device 0 is the GPU at 0000:81:00.0, which is cuda:1"):
+    with pytest.raises(EngineUnusable, match=r"the GPU at 0000:81:00.0 is device 0 for CUDA, but cuda:1 for edged"):
         cuda.prepare("cuda:0")

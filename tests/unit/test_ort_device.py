@@ -120,7 +120,7 @@ def test_build_reports_operators_on_the_cpu_except_shape_computations(tmp_path: 
         GPU.name: {"Reshape": 1},
     }
     assert made.fallback == ("1 Relu run on the CPU (1 of 5 nodes)",)
-    assert made.notes == ("on the CPU because they only compute shapes: 1 Concat, 1 Gather, 1 Shape",)
+    assert made.notes == ("nodes on the CPU because they only compute shapes: 1 Concat, 1 Gather, 1 Shape",)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model.onnx", "placement.json"]
 
 

@@ -20,7 +20,7 @@ from tests.unit import precision_models as nets
 from tests.unit.precision_models import CHANNELS, SHAPE, SIZE, answers, constant, conv, kinds, network, relu, store
 
 HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
-BEYOND = "its inputs may exceed what float16 can hold"
+BEYOND = "its inputs can exceed the range of float16"
 HUGE_WEIGHTS = constant("w3", np.full((8, 8, 3, 3), 1e6))
 
 
@@ -87,7 +87,7 @@ BETWEEN: dict[str, tuple[list[str | onnx.NodeProto], list[onnx.TensorProto], tup
     "constant beyond float16": (
         ["m = Mul(a, big)", "b = Div(m, big)"],
         [constant("big", 1e8)],
-        ("Mul: constant 'big' holds 1e+08, beyond float16", f"Div: {BEYOND}"),
+        ("Mul: constant 'big' holds 1e+08, which is beyond the range of float16", f"Div: {BEYOND}"),
         {"m": SINGLE},
     ),
     "bound beyond float16 is no bound": (
@@ -100,19 +100,19 @@ BETWEEN: dict[str, tuple[list[str | onnx.NodeProto], list[onnx.TensorProto], tup
         ["r = Relu(a)", conv("r", "b", "w3")],
         [HUGE_WEIGHTS],
         # The next layer stays too, because its input is infinite on a processor with float16.
-        ("Conv: constant 'w3' holds 1e+06, beyond float16", f"Conv: {BEYOND}"),
+        ("Conv: constant 'w3' holds 1e+06, which is beyond the range of float16", f"Conv: {BEYOND}"),
         {},
     ),
     "operator that limits values": (
         [conv("a", "h", "w3"), "r = Relu(h)", "b = Tanh(r)"],
         [HUGE_WEIGHTS],
-        ("Conv: constant 'w3' holds 1e+06, beyond float16", f"Relu: {BEYOND}"),
+        ("Conv: constant 'w3' holds 1e+06, which is beyond the range of float16", f"Relu: {BEYOND}"),
         {"b": HALF},
     ),
     "mask before a softmax": (
         ["m = Add(a, mask)", "b = Softmax<axis = -1>(m)"],
         [constant("mask", MASK)],
-        ("Add: constant 'mask' holds 1e+09, beyond float16", f"Softmax: {BEYOND}"),
+        ("Add: constant 'mask' holds 1e+09, which is beyond the range of float16", f"Softmax: {BEYOND}"),
         {"w2": HALF},
     ),
     "names like those of casts": (
@@ -190,7 +190,7 @@ def test_convert_value_that_two_nodes_need_in_float32_is_cast_once(tmp_path: Pat
 def test_convert_epsilon_that_would_vanish_keeps_its_division(tmp_path: Path) -> None:
     between = ["zero = Sub(a, a)", "d = Add(zero, eps)", "q = Div(zero, d)", "b = Add(a, q)"]
     converted, out = halve(network(between, [constant("eps", 1e-12)]), tmp_path)
-    assert converted.kept_fp32[0] == "Add: constant 'eps' holds no value above 1e-12, too small for float16"
+    assert converted.kept_fp32[0] == "Add: constant 'eps' holds only values up to 1e-12, too small for float16"
     assert not any(np.isnan(array).any() for array in answers(out, nets.picture()).values())
 
 

@@ -141,7 +141,7 @@ def test_convert_matrices_have_a_scale_for_each_column(tmp_path: Path, transpose
     sizes = {t.name: list(t.dims) for t in graph.initializer}
     scales = [sizes[n.input[1]] for n in graph.node if n.op_type == "QuantizeLinear"]
     assert sorted(scales) == [[], [], [16], [24]]
-    assert "Gemm: its bias has a factor" in converted.kept_fp32
+    assert "Gemm: its attribute 'beta' scales the bias" in converted.kept_fp32
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_convert_products_without_bias_are_not_quantised_before_another(tmp_path
     converted, out = quantise(proto, tmp_path, samples)
     count = 1 if between != "Sigmoid" else 2
     assert len(quantised(out)) == count
-    reason = "MatMul: without a bias before another int8 layer, where runtimes answer wrongly"
+    reason = "MatMul: it has no bias and precedes another int8 layer; runtimes compute this wrongly"
     assert (reason in converted.kept_fp32) == (count == 1)
     openvino = pytest.importorskip("openvino")
     compiled = openvino.Core().compile_model(
@@ -371,6 +371,6 @@ def test_convert_model_with_nothing_to_quantise_is_unsuitable(tmp_path: Path, pr
 def test_convert_quantised_model_is_returned_for_int8_and_refused_for_fp16(tmp_path: Path) -> None:
     _, made = quantise(nets.chain(3), tmp_path)
     again = convert(made, "int8", tmp_path / "again.onnx", SAMPLES)
-    assert (again.path, again.notes) == (str(made), ("it is quantised already",))
+    assert (again.path, again.notes) == (str(made), ("the model is quantised already",))
     with pytest.raises(Unsuitable, match="is quantised"):
         convert(made, "fp16", tmp_path / "half.onnx")

@@ -62,7 +62,7 @@ def test_preflight_accepts_a_valid_configuration(tmp_path: Path) -> None:
     [
         ({"listen": ["nonsense"]}, "listen[0]", "neither unix:PATH nor HOST:PORT"),
         ({"listen": ["localhost:1", "localhost:70000"]}, "listen[1]", "no usable port"),
-        ({"listen": ["0.0.0.0:1"]}, "listen[0]", "may be reachable from other machines; set [tls]"),
+        ({"listen": ["0.0.0.0:1"]}, "listen[0]", "could be reachable from other machines without TLS; set [tls]"),
         ({"listen": [f"unix:/{'x' * 120}"]}, "listen[0]", "longer than the 107 bytes"),
         ({"listen": ["unix:/dev/null"]}, "listen[0]", "/dev/null exists and is not a socket"),
         ({"listen": ["unix:/dev/null/x"]}, "listen[0]", "/dev/null is not a directory"),

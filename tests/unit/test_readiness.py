@@ -56,16 +56,16 @@ def health(planned: PlannedModel) -> SessionHealth:
 
 def test_readiness_without_an_engine_is_loading_with_a_reason() -> None:
     planned = planned_model()
-    for model_read, reason in ((None, "it is being read"), (model(), "no engine is open yet")):
+    for model_read, reason in ((None, "the model is being read"), (model(), "no engine is open yet")):
         planned.model = model_read
         found = readiness(planned, SETTINGS)
         assert (found.state, found.reason, found.can_serve) == (ReadyState.LOADING, reason, True)
     planned = served_reference()
     planned.slot.current = None
     (reference,) = planned.engines.values()
-    reference.refusals, reference.reason = 2, "it cannot be opened now: bad_alloc"
+    reference.refusals, reference.reason = 2, "the engine cannot be opened now: bad_alloc"
     found = readiness(planned, SETTINGS)
-    assert (found.state, found.reason) == (ReadyState.LOADING, "it cannot be opened now: bad_alloc")
+    assert (found.state, found.reason) == (ReadyState.LOADING, "the engine cannot be opened now: bad_alloc")
 
 
 def test_readiness_refused_model_is_ready_while_the_old_version_answers() -> None:
@@ -338,7 +338,7 @@ async def test_probe_of_an_engine_that_never_answered_it_records_nothing(known: 
     probe, planned = SessionProbe(), served_reference()
     health(planned).known = known
     for _ in range(5):
-        probe.outcomes.append(EngineUnusable("it answers no probe"))
+        probe.outcomes.append(EngineUnusable("the engine answers none of edged's probes"))
         prober(probe).look([planned], LATER)
         await settle()
     assert (health(planned).misses, session(planned).link.lost) == (0, "")

@@ -302,7 +302,7 @@ def test_artefact_is_fetched_by_tag_and_by_digest(server: StandIn, tmp_path: Pat
     assert (local.path.name, local.path.read_bytes()) == ("door.onnx", MODEL)
     assert fetched(f"{reference}@{digest}", tmp_path) == MODEL
     offer(server, manifest(other_dot_onnx=MODEL), digest.replace(digest[-1], "x"))
-    with pytest.raises(Refused, match="another manifest"):
+    with pytest.raises(Refused, match="manifest does not have the digest"):
         kept.local(f"{reference}@{digest.replace(digest[-1], 'x')}", tmp_path)
 
 
@@ -385,7 +385,7 @@ def test_artefact_without_one_model_is_refused(server: StandIn, tmp_path: Path, 
 def test_layer_that_is_not_the_announced_one_is_refused(server: StandIn, tmp_path: Path) -> None:
     reference = offer(server, manifest(door_dot_onnx=MODEL))
     server.pages[f"/v2/a/b/blobs/sha256:{DIGEST}"] = b"altered"
-    with pytest.raises(Refused, match="not the file that the source announces"):
+    with pytest.raises(Refused, match="does not have the SHA-256 that the source announces"):
         kept.local(f"{reference}:v1", tmp_path)
 
 
@@ -412,7 +412,7 @@ def test_roboflow_gives_the_model_with_classes_and_preprocessing(
     assert (local.path.name, local.path.read_bytes()) == ("doors-3.onnx", MODEL)
     assert local.pin is not None
     assert local.pin.settings == {"names": "door,gate", "preprocess.fit": "letterbox", "preprocess.pad": "114"}
-    assert local.pin.notes == ["Roboflow applies contrast to each picture, edged does not"]
+    assert local.pin.notes == ["Roboflow applies contrast to each picture; edged does not"]
     assert "api_key=rf_secret" in server.paths()[0]
     assert "rf_secret" not in next(tmp_path.rglob("pin.json")).read_text()
 
@@ -473,5 +473,5 @@ def test_object_is_read_with_the_credentials_of_the_store(
 
 def test_object_store_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
-    with pytest.raises(EdgedError, match=r"needs obstore; install it: .*obstore"):
+    with pytest.raises(EdgedError, match=r"needs the package obstore; install it: .*obstore"):
         kept.local("s3://bucket/door.onnx", tmp_path)

@@ -61,7 +61,7 @@ ONE_SIZE = models.parse(
     ("model", "sizes", "after", "detail"),
     [
         pytest.param(classifier(10), False, "x Nx3x8x8", "", id="batch that is an example"),
-        pytest.param(classifier("N", rows=(1, 4)), False, "x 1x3x8x8", "none of 2, 3, 4", id="batch of one"),
+        pytest.param(classifier("N", rows=(1, 4)), False, "x 1x3x8x8", "no batch of 2, 3, 4", id="batch of one"),
         pytest.param(classifier("N", rows=(4, 4)), False, "x 4x3x8x8", "", id="batch of four"),
         pytest.param(classifier(0), False, "x Nx3x8x8", "x[0] is declared as 0, which means any", id="batch of 0"),
         pytest.param(classifier(-1), False, "x Nx3x8x8", "x[0] is declared as -1, which means any", id="batch of -1"),

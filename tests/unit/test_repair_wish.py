@@ -35,15 +35,15 @@ def test_parse_reads_its_own_words() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["opzet"], "unknown repair 'opzet'; choose from opset, ir, dims, sizes, simplify"),
+        (["opzet"], "unknown repair step 'opzet'; choose from opset, ir, dims, sizes, simplify"),
         (["opset="], "give a version"),
         (["opset=x"], "give a version"),
         (["opset=-1"], "give a version"),
         (["opset=3"], "give a version from 7 on"),
         (["ir=99999"], "give a version"),
-        (["dims=4"], "repair dims takes no value"),
-        (["opset=17", "opset=18"], "repair opset is given twice"),
-        ([""], "unknown repair ''"),
+        (["dims=4"], "repair step dims takes no value"),
+        (["opset=17", "opset=18"], "repair step opset is given twice"),
+        ([""], "unknown repair step ''"),
     ],
 )
 def test_parse_invalid_word_is_refused(words: list[str], message: str) -> None:

@@ -91,7 +91,7 @@ def test_repair_to_a_named_version_suits_every_runtime(tmp_path: Path, monkeypat
     runtimes_take(monkeypatch, {"onnxruntime": 20, "tensorrt": 64})
     assert done(RepairOptions.parse(False, ["opset"])) == (
         [],
-        ("opset: it is already 18, which every installed runtime supports",),
+        ("opset: it is already 18; every installed runtime supports this version",),
     )
     assert done(RepairOptions.parse(False, ["opset=18"])) == ([], ("opset: it is already 18",))
 
@@ -219,7 +219,7 @@ def test_repair_without_a_proof_is_rejected(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         repairer, "run", _Runs(Prove, BuildFailed("prove child took longer than 300 s and was stopped"))
     )
-    with pytest.raises(ModelRefused, match="cannot verify that it answers as before"):
+    with pytest.raises(ModelRefused, match="cannot verify that the model answers as before"):
         _repair(path, RepairOptions.parse(False, ["opset=13"]))
 
 

@@ -143,7 +143,7 @@ def test_page_without_pictures_says_why_and_shows_the_figures() -> None:
     [
         ("int8", None, "not verified yet"),
         ("fp32", None, "by rounding only"),
-        ("int8", Judgement("c1", "no_frames"), "collection c1 are gone"),
+        ("int8", Judgement("c1", "no_frames"), "collection c1 no longer exist"),
     ],
 )
 def test_page_of_an_engine_that_was_not_judged_says_why(precision: str, judged: Judgement | None, word: str) -> None:
@@ -153,7 +153,7 @@ def test_page_of_an_engine_that_was_not_judged_says_why(precision: str, judged: 
     found = Checked(page(report, {}))
     assert word in found.text
     assert "not verified yet" in found.text
-    assert "It was not timed." in found.text
+    assert "The engine was not timed." in found.text
 
 
 def test_engine_says_why_it_was_not_judged_on_frames() -> None:

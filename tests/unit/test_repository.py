@@ -815,7 +815,7 @@ def test_entries_ensemble_changes_with_its_configuration_and_labels(root: Path) 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (ENSEMBLE.replace('value: "X"', 'value: "lost"'), "config.pbtxt: input 'X' of the ensemble is not used"),
+        (ENSEMBLE.replace('value: "X"', 'value: "lost"'), "config.pbtxt: input 'X' of the ensemble is not in any"),
         (ENSEMBLE.replace('"a"', '"../a"'), "config.pbtxt: invalid model name '../a'"),
         (ENSEMBLE.replace('"a"', '"a:1"'), "config.pbtxt: invalid model name 'a:1'"),
         (ENSEMBLE.replace("dims: 4", "dims: 0"), "config.pbtxt: input 'X' has invalid dims"),

@@ -66,9 +66,9 @@ BEFORE = Figures("k", "openvino", 10.0, 50.0, 3, SLOW)
         ("failures", Figures(failed=0), ""),  # a model that is replaced counts from 0 again
         ("failures", Figures(failed=2), "2 requests failed"),
         ("p99 > 1.5x", Figures(p99_ms=75.0), ""),
-        ("p99 > 1.5x", Figures(p99_ms=76.0), "p99 is 76 ms instead of 50 ms, more than 1.5 times"),
+        ("p99 > 1.5x", Figures(p99_ms=76.0), "p99 is 76 ms, more than 1.5 times the 50 ms before the change"),
         ("p99 > 1.5x", Figures(p99_ms=None), ""),
-        ("infer > 2x", Figures(infer_ms=21.0), "infer is 21 ms instead of 10 ms, more than 2 times"),
+        ("infer > 2x", Figures(infer_ms=21.0), "infer is 21 ms, more than 2 times the 10 ms before the change"),
         ("", Figures(alarms={"unserved doors ": "unserved: x"}, failed=9, p99_ms=1e9), ""),
     ],
 )
@@ -78,4 +78,4 @@ def test_rules_compare_figures(rules: str, after: Figures, broken: str) -> None:
 
 def test_rule_whose_figure_is_unknown_is_told() -> None:
     (line,) = unknown(parse_rules("p99 > 2x or alarms"), {"a": BEFORE, "b": Figures(), "c": Figures()})
-    assert line == "p99 is unknown on b, c: no camera sends frames; the rule for p99 is not applied there"
+    assert line == "p99 is unknown on b, c: no camera sends frames; the rule for p99 is not applied to these boxes"

@@ -191,7 +191,7 @@ def test_setting_that_is_too_long_to_be_set_again_is_refused(boxes: Boxes) -> No
     cut = SimpleNamespace(name="doors", settings={"names": "a,b... (9000 characters)", "thresholds.score": "0.5"})
     client: Any = SimpleNamespace(models=lambda: [cut])
     change = changes.SetModel(Order("settings", "doors", settings={"names": "x"}))
-    with pytest.raises(Refused, match="the value of names is too long"):
+    with pytest.raises(Refused, match="setting 'names', because its present value is too long"):
         change.had(client)
     change = changes.SetModel(Order("settings", "doors", settings={"thresholds.score": "0.6", "batch.max": "4"}))
     assert change.had(client) == {"thresholds.score": "0.5", "batch.max": ""}

@@ -86,10 +86,10 @@ def test_sequencing_settings_override_the_configuration() -> None:
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        ({"sequence.state.nobody": "sum"}, "no input of the model"),
+        ({"sequence.state.nobody": "sum"}, "the model has no input 'nobody'"),
         ({"sequence.state.total": "nobody"}, "'nobody', which is not an output"),
-        ({"sequence.state.first": "sum"}, "FP32 in the model, 'sum' is INT32"),
-        ({"sequence.control.nobody": "start"}, "no input of the model"),
+        ({"sequence.state.first": "sum"}, "the input is FP32, output 'sum' is INT32"),
+        ({"sequence.control.nobody": "start"}, "the model has no input 'nobody'"),
         ({"sequence.state.who": "sum"}, "must be equal"),
     ],
 )
@@ -101,7 +101,7 @@ def test_sequencing_that_does_not_fit_the_model_is_refused(chosen: dict[str, str
 @pytest.mark.parametrize(("datatype", "kind"), [("BYTES", "start"), ("BYTES", "ready"), ("BF16", "corrid")])
 def test_sequencing_control_of_unfit_datatype_is_refused(datatype: str, kind: str) -> None:
     signature = Signature((TensorSpec("c", datatype, (1,)),), (TensorSpec("y", "FP32", (1,)),))
-    with pytest.raises(ConfigError, match=f"'c' is {datatype} in the model, which cannot hold {kind}"):
+    with pytest.raises(ConfigError, match=f"'c' is {datatype}, which cannot hold the control '{kind}'"):
         sequencing(signature, {"sequence.control.c": kind})
 
 

@@ -128,7 +128,7 @@ def test_sinks_failing_one_is_removed_and_the_last_raises(caplog: pytest.LogCapt
     first, second = Noted(fails=1), Noted(fails=2)
     sinks = Sinks([first, second])
     sinks.on_result(result(1))
-    assert "noted: the disk is full; the stream goes on without it" in caplog.text
+    assert "noted: the disk is full; the stream goes on without this output" in caplog.text
     with pytest.raises(OSError, match="disk is full"):
         sinks.on_result(result(2))
     assert (len(first.seen), first.closed, second.closed) == (1, 1, 1)

@@ -405,7 +405,7 @@ def frame(payload: bytes) -> bytes:
         (frame(b"\x94" * 5), "invalid message"),
         (pipe_messages.pack(m.Forget(1)), "invalid message"),
         (READY + frame(msgspec.msgpack.encode(["Followed", 2, "nonsense"])), "invalid message"),
-        (READY + pipe_messages.pack(m.Followed(77, (1,))), "an answer without a request"),
+        (READY + pipe_messages.pack(m.Followed(77, (1,))), "an answer out of order or without a request"),
         (READY * 100_000, "its first message twice"),
         (READY + pipe_messages.pack(m.Followed(1, (2,)))[:-1], "died"),
     ],

@@ -97,7 +97,7 @@ def test_entries_read_the_files_that_the_configuration_names(tmp_path: Path) -> 
     entry = Repository(tmp_path).entries()["m"]
     assert entry.path == str(folder / "1" / "net.onnx")
     assert entry.labels == {"y": ("cat", "dog")}
-    assert entry.problem == "config.pbtxt names x.raw, which does not exist"
+    assert entry.problem == "config.pbtxt names the file 'x.raw', which does not exist"
     (folder / "warmup").mkdir()
     (folder / "warmup" / "x.raw").write_bytes(b"1234")
     assert Repository(tmp_path).entries()["m"].problem == ""

@@ -133,7 +133,7 @@ def test_build_unreadable_model_is_unusable_and_not_unsuitable(generation: str, 
     ("model", "network", "problem"),
     [
         ("INT64", "INT32", "would convert the INT64 tensor x to INT32"),
-        ("FP64", "FLOAT", "does not support FP64, the datatype of x"),
+        ("FP64", "FLOAT", "does not support FP64, the datatype of tensor x"),
         ("BYTES", "FLOAT", "does not support BYTES"),
         ("FP32", "HALF", "would convert the FP32 tensor x to FP16"),
     ],
@@ -175,7 +175,7 @@ def test_build_failure_has_the_reason_in_one_line(generation: str, output: str, 
 
 
 def test_build_failure_without_a_reason_says_so(tmp_path: Path) -> None:
-    with pytest.raises(EngineUnusable, match="it gives no reason"):
+    with pytest.raises(EngineUnusable, match="the runtime gives no reason"):
         build("10", tmp_path, Script(plan=None))
 
 
@@ -230,7 +230,7 @@ def test_build_rtx_on_an_unsupported_device_is_unsuitable(tmp_path: Path, gpu: S
     assert gpu.closed == 1
 
 
-@pytest.mark.parametrize(("generation", "advice"), [("10", r"that has one$"), ("rtx", "--for sm_86`$")])
+@pytest.mark.parametrize(("generation", "advice"), [("10", r"with a CUDA device$"), ("rtx", "--for sm_86`$")])
 def test_build_without_a_device_says_what_to_do(
     generation: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ def test_inspector_counts_layers_by_input_precision(tmp_path: Path) -> None:
     ]
     made, _ = build("10", tmp_path, Script(inspector=msgspec.json.encode({"Layers": layers}).decode()))
     assert made.layers == {"fp16": 2, "fp32": 1, "int8": 1, "other": 1}
-    assert made.notes == ("6 layers after fusion, 1 of which only move or convert",)
+    assert made.notes == ("6 layers after fusion, 1 of which only move or convert data",)
 
 
 @pytest.mark.parametrize("text", ['{"Layers": ["a", "b"]}', "{", "[]", "", '{"Layers": 3}', "{}"])
@@ -62,9 +62,9 @@ def test_build_of_an_engine_that_cannot_be_inspected_succeeds(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("validity", "words"),
     [
-        (("INVALID", 1), "another version built it"),
+        (("INVALID", 1), "another version of the runtime built it"),
         (("INVALID", 2), "it is for another GPU"),
-        (("INVALID", 33), "another version built it, it is damaged"),
+        (("INVALID", 33), "another version of the runtime built it, it is damaged"),
         (("INVALID", 0), "it cannot be used here"),
     ],
 )

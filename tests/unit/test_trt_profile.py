@@ -104,10 +104,10 @@ def test_profile_setting_for_a_fixed_shape_must_agree_and_changes_nothing() -> N
     ("text", "problem"),
     [
         ("", "must be one shape or three shapes"),
-        ("1x3", "has 2 dimensions; the model's input has 4"),
+        ("1x3", "has 2 dimensions, but the model's input has 4"),
         ("1x3x8x8 1x3x8x8", "must be one shape or three shapes"),
         ("1x4x8x8", "dimension 1 is 3 in the model"),
-        ("2x3x8x8 1x3x8x8 4x3x8x8", "dimension 0 goes 2, 1, 4"),
+        ("2x3x8x8 1x3x8x8 4x3x8x8", "dimension 0 is 2, 1, 4"),
         ("1x3x8x8 1x3x8x8 4x3x8", "unequal numbers of dimensions"),
         ("1x3x8x0", "only the smallest"),
         ("1x3x-1x8", "must be one shape or three shapes"),

@@ -53,7 +53,7 @@ def test_timings_damaged_file_is_ignored_with_a_note_and_replaced(tmp_path: Path
         path.write_bytes(damaged)
         made, trace = timed("10", tmp_path, path)
         assert trace.caches == [b""]
-        assert any("earlier timings are" in note and "not used" in note for note in made.notes)
+        assert any("earlier kernel timings are" in note and "not used" in note for note in made.notes)
         assert path.read_bytes() == good
 
 
@@ -62,7 +62,7 @@ def test_timings_of_another_device_are_ignored(tmp_path: Path) -> None:
     timed("10", tmp_path, path)
     made, trace = timed("10", tmp_path, path, Script(cache_fits=[False, True]))
     assert trace.caches == [b"measured", b""]
-    assert "earlier timings are from another device and were not used" in made.notes
+    assert "earlier kernel timings are from another device and were not used" in made.notes
     path.unlink()
     timed("10", tmp_path, path, Script(cache_fits=[False, False]))
     assert not path.exists()
@@ -78,13 +78,13 @@ def test_timings_failed_build_stores_nothing(tmp_path: Path) -> None:
 def test_timings_unusable_file_fails_no_build(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     made, _ = timed("10", tmp_path, tmp_path / "file" / "timings")
-    assert any(note.startswith("timings could not be saved: ") for note in made.notes)
+    assert any(note.startswith("kernel timings could not be saved: ") for note in made.notes)
     (tmp_path / "folder").mkdir()
     made, _ = timed("10", tmp_path, tmp_path / "folder")
-    assert any(note.startswith("timings could not be saved: ") for note in made.notes)
+    assert any(note.startswith("kernel timings could not be saved: ") for note in made.notes)
     os.mkfifo(tmp_path / "fifo")
     made, _ = timed("10", tmp_path, tmp_path / "fifo")
-    assert any(note.startswith("earlier timings could not be read: ") for note in made.notes)
+    assert any(note.startswith("earlier kernel timings could not be read: ") for note in made.notes)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fifo", "file", "folder", "out"]
 
 

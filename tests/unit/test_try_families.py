@@ -110,7 +110,7 @@ def test_try_families_sheet_of_noise_fits_into_a_message(monkeypatch: pytest.Mon
 def test_try_families_without_a_picture_or_runtime_fails(monkeypatch: pytest.MonkeyPatch, picture: Path) -> None:
     export = EXPORTS["yolov5"]
     load(monkeypatch, SimpleNamespace(trial=lambda order: None))
-    with pytest.raises(EngineUnusable, match="before an engine is built"):
+    with pytest.raises(EngineUnusable, match="can run only built engines"):
         try_families(job_of(export, picture))
     load(monkeypatch, Backend(export.encode(PLANTED)))
     with pytest.raises(InvalidInput, match=r"missing\.png"):

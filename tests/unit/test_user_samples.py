@@ -68,15 +68,15 @@ def test_read_tensors_converts_arrays_for_sessions(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, object], str]] = {
-    "an input is missing": ({"a": A}, "it has no array 'b.0'"),
-    "no input": ({"a": A, "b__0": B, "c": A}, "'c' is not an input of the model, which has 'a', 'b.0'"),
+    "an input is missing": ({"a": A}, "the file has no array 'b.0'"),
+    "no input": ({"a": A, "b__0": B, "c": A}, "'c' is not an input of the model, whose inputs are 'a', 'b.0'"),
     "another type": (
         {"a": A.astype(np.float64), "b__0": B},
-        r"'a' is float64, the model takes FP32: astype\('float32'\)",
+        r"'a' has dtype float64, but the model takes FP32: astype\('float32'\)",
     ),
-    "another shape": ({"a": A.T, "b__0": B}, r"'a' is \[2, 3\], the model takes \[-1, 2\]"),
-    "numbers for texts": ({"a": A, "b__0": np.arange(3)}, r"the model takes texts: astype\('S'\)"),
-    "objects": ({"a": A, "b__0": np.array(["x", 1, None], object)}, r"the model takes texts: astype\('S'\)"),
+    "another shape": ({"a": A.T, "b__0": B}, r"'a' has shape \[2, 3\], but the model takes \[-1, 2\]"),
+    "numbers for texts": ({"a": A, "b__0": np.arange(3)}, r"the model takes strings: astype\('S'\)"),
+    "objects": ({"a": A, "b__0": np.array(["x", 1, None], object)}, r"the model takes strings: astype\('S'\)"),
 }
 
 
@@ -199,7 +199,7 @@ def test_make_uses_user_samples_and_they_decide(tmp_path: Path) -> None:
 def test_make_refused_sample_is_skipped(tmp_path: Path) -> None:
     path = npz(tmp_path / "ask.npz", x=[40, 70] * 8)
     (reason,) = golden.make(Choosy(0, 1), NUMBERS, TENSORS, [str(path)]).skipped
-    assert reason.startswith("sample ask.npz is refused by the reference: Unknown Category")
+    assert reason.startswith("sample ask.npz is left out, because the reference does not answer it: Unknown Category")
     with pytest.raises(EngineUnusable, match="Unknown Category"):
         golden.make(Choosy(2), NUMBERS, TENSORS, [str(path)])
 
@@ -237,7 +237,7 @@ def test_admit_sample_that_is_not_answered_is_a_warning_or_the_reason(
         Category.FAILED,
         "the model does not answer sample ask.npz",
     )
-    with pytest.raises(ModelRefused, match="answers no golden input: "):
+    with pytest.raises(ModelRefused, match=r"answers none of its test inputs \(golden inputs\): "):
         admitted(tmp_path, choosy(50, 70), sample)
     floats = npz(tmp_path / "ask.npz", x=[50.0])
     with pytest.raises(ModelRefused, match=r"sample ask\.npz cannot be used: array 'x' is float64"):

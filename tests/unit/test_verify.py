@@ -243,7 +243,7 @@ def test_judge_classifier_with_another_clear_winner_is_rejected() -> None:
     assert judge(pairs, WINNER).accepted
     found = judge([*pairs, Pair({"y": scores(3, 1)}, {"y": scores(4, 1)})], WINNER)
     assert not found.accepted
-    assert found.reason.startswith("top1 0.9 is below 0.999")
+    assert found.reason.startswith("top1 0.9 is below the bound 0.999")
     assert found.figures["top1"] == 0.9  # the share over all samples, not the lowest
 
 
@@ -304,15 +304,15 @@ def test_judge_small_scores_of_a_classifier_are_measured_by_the_large_ones(shape
 
 def test_judge_reason_names_each_figure_that_fails_with_its_bound() -> None:
     found = verdict(REFERENCE, REFERENCE * np.float32(1.01))
-    parts = found.reason.removesuffix(", against the reference").split("; ")
+    parts = found.reason.removesuffix(", compared with the reference").split("; ")
     assert [part.split()[0] for part in parts] == ["relative_l2", "outliers"]
-    assert re.fullmatch(r"relative_l2 0\.0\d+ is above 0\.002", parts[0])
+    assert re.fullmatch(r"relative_l2 0\.0\d+ is above the bound 0\.002", parts[0])
 
 
 def test_judge_reason_names_the_picture_that_shows_it_most() -> None:
     factors = {"street.jpg": 1.0, "night.jpg": 1.02, "hall.jpg": 1.01}
     pairs = [Pair({"y": REFERENCE}, {"y": REFERENCE * np.float32(f)}, name) for name, f in factors.items()]
-    assert "relative_l2 0.02 is above 0.002 (worst on night.jpg)" in judge(pairs, FP32).reason
+    assert "relative_l2 0.02 is above the bound 0.002 (worst on night.jpg)" in judge(pairs, FP32).reason
 
 
 @pytest.mark.parametrize(

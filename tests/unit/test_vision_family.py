@@ -103,10 +103,10 @@ END2END, RTDETR, DEEPSTREAM = "family=ultralytics-end2end", "family=rtdetr-ultra
     ("outputs", "metadata", "words"),
     [
         (SIX, without("end2end", "args"), ("one of three formats", END2END, RTDETR, DEEPSTREAM, "family=raw")),
-        (SIX, {}, ("output0 [1,300,6] is one of three formats", END2END, RTDETR, DEEPSTREAM, "family=raw")),
+        (SIX, {}, ("output0 [1,300,6] has one of three formats", END2END, RTDETR, DEEPSTREAM, "family=raw")),
         (SIX, {**DETECT, "end2end": "[["}, ("one of three formats", "unreadable metadata: end2end")),
-        (YOLO, {**DETECT, "end2end": "True"}, ("but not its tensor", "family=ultralytics,")),
-        (YOLO, {**DETECT, "args": "{'nms': True}"}, ("but not its tensor", "family=ultralytics,")),
+        (YOLO, {**DETECT, "end2end": "True"}, ("but not the tensor of one", "family=ultralytics,")),
+        (YOLO, {**DETECT, "args": "{'nms': True}"}, ("but not the tensor of one", "family=ultralytics,")),
         ((output(1, 300, 84),), {}, ("300 queries", RTDETR)),
         ((output(1, 56, 8400),), {}, ("keypoints", "family=ultralytics")),
         (
@@ -174,14 +174,14 @@ def test_recognise_family_by_setting_is_used_or_refused():
         see(settings={"family": "qqq"})
     with pytest.raises(ConfigError, match="family=raw"):
         see((output(1, 1000),), settings={"family": "ultralytics"})
-    with pytest.raises(ConfigError, match=r"has output0 \[1,4,8400\]"):
+    with pytest.raises(ConfigError, match=r"has outputs output0 \[1,4,8400\]"):
         see((output(1, 4, 8400),), settings={"family": "ultralytics"})
 
 
 def test_recognise_names_by_setting_are_used_or_refused():
     found = see((output(1, 6, 8400),), settings={"names": "cat, big dog"})
     assert found.names == ("cat", "big dog")
-    with pytest.raises(ConfigError, match="3 classes, the model has 80"):
+    with pytest.raises(ConfigError, match="3 classes, but the model has 80"):
         see(metadata=DETECT, settings={"names": "a,b,c"})
     with pytest.raises(ConfigError, match="empty"):
         see(metadata=DETECT, settings={"names": "a,,c"})
@@ -232,7 +232,7 @@ def test_recognise_preprocess_and_thresholds_by_setting_are_used():
         ("preprocess.mean", "1,2", "three"),
         ("preprocess.mean", "1,x,2", "not a number"),
         ("preprocess.std", "1,0,1", "zero"),
-        ("preprocess.width", "320", "fixes it to 640"),
+        ("preprocess.width", "320", "fixes this side to 640"),
         ("preprocess.height", "9" * 5000, "1..16384"),
         ("preprocess.scale", "2", "UINT8"),
         ("thresholds.score", "1.5", "0..1"),

@@ -172,7 +172,7 @@ def test_recognise_other_datatypes_are_not_decoded(datatype: str, settings: dict
     (output,) = EXPORTS["ultralytics"].outputs
     found = see(EXPORTS["ultralytics"], settings, outputs=(TensorSpec(output.name, datatype, output.shape),))
     assert found.family is None
-    assert f"looks like ultralytics, but output0 holds {datatype}" in found.reason
+    assert f"looks like ultralytics, but output output0 has the datatype {datatype}" in found.reason
     assert found.preprocess is not None
 
 

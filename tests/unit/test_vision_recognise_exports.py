@@ -213,7 +213,7 @@ SIZES = ("orig_target_sizes", "INT64", (1, 2))
         *(
             ("yolov7, raw heads", {"decode.anchors": anchors}, {}, words)
             for anchors, words in {
-                "1,2,3,4": "the model's heads 3, 3, 3",
+                "1,2,3,4": "the model's heads have 3, 3, 3",
                 "1,2; 3,4; 5,6": "1, 1, 1 anchors",
                 "1,2,3; 1,2,3; 1,2,3": "pairs",
                 "1,0; 1,2; 1,2": "above 0",
@@ -224,13 +224,13 @@ SIZES = ("orig_target_sizes", "INT64", (1, 2))
         ("yolox", {"family": "yolox"}, {"operators": None}, r"decode\.boxes=grid"),
         ("yolox", {"decode.boxes": "metres"}, {"operators": None}, r"decode\.boxes=metres.*known: grid, pixels"),
         ("yolox", {"family": "yolox"}, {"outputs": _outputs(1, CELLS + 1, 10)}, f"needs {CELLS} rows"),
-        ("rf-detr, own classes", {"names": "a,b,c"}, {}, "names lists 3 classes, the model has 5"),
-        ("ssd, priors", {"names": "bus"}, {"operators": EXP}, "names lists 1 classes"),
+        ("rf-detr, own classes", {"names": "a,b,c"}, {}, "'names' lists 3 classes, but the model has 5"),
+        ("ssd, priors", {"names": "bus"}, {"operators": EXP}, "'names' lists 1 classes"),
         (
             "ssd, priors",
             {"family": "ssd"},
             {"outputs": (spec("scores", 1, 100, 6), spec("boxes", 1, 99, 4))},
-            r"family=ssd needs .*; the model has scores \[1,100,6\], boxes \[1,99,4\]",
+            r"family=ssd needs .*; the model has outputs scores \[1,100,6\], boxes \[1,99,4\]",
         ),
         (
             "ultralytics",
@@ -245,7 +245,7 @@ SIZES = ("orig_target_sizes", "INT64", (1, 2))
             r"unknown settings decode\.anchor \(did .*\?\), preprocess\.colour \(did you mean preprocess\.color\?\)",
         ),
         ("ultralytics", {f"decode.{i}": "" for i in range(1000)}, {}, r" and 995 more$"),
-        ("yolox", {"decode.anchor": "1,2"}, {}, r"unknown setting decode\.anchor; did you mean decode\.anchors"),
+        ("yolox", {"decode.anchor": "1,2"}, {}, r"unknown setting 'decode\.anchor'; did you mean decode\.anchors"),
     ],
 )
 def test_recognise_unfit_setting_is_refused(

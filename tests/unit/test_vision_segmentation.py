@@ -157,7 +157,7 @@ def test_setting_of_tensors_without_a_map_is_an_error() -> None:
         see(spec("output", "n", 1000), settings={"family": "segmentation"})
     with pytest.raises(ConfigError, match=r"decode.activation"):
         see(spec("output", "n", 64, 96), settings={"family": "segmentation", "decode.activation": "tanh"})
-    with pytest.raises(ConfigError, match="names lists 3 classes, the model has 4"):
+    with pytest.raises(ConfigError, match="setting 'names' lists 3 classes, but the model has 4"):
         see(spec("logits", "n", 4, 64, 96), settings={"names": "a,b,c"})
 
 

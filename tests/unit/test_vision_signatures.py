@@ -47,7 +47,7 @@ def test_compare_matching_tensors_do_not_differ(known: str, outputs: str) -> Non
         ("[N, K], [N, K, 4]", "x [1,20], y [1,21,4]", ("y is [1,21,4]",), False),
         ("a [N], b [N]", "a [1]", ("output b is missing",), False),
         ("a [N], b [N], c [N], d [N], e [N]", "x [1,2]", ("a, b, c and 2 more are missing", "1 more output"), False),
-        ("a [N]", "x [1]", ("a is named x",), True),
+        ("a [N]", "x [1]", ("output x is not named a",), True),
         ("a [N]", "a [1], b [2], c [3], d [4], e [5]", ("4 more outputs (b, c, d, ...)",), True),
         ("a", "b [1]", ("output a is missing", "1 more output (b)"), False),
         ("a*", "b [1]", ("output a* is missing",), False),
@@ -65,7 +65,7 @@ def test_compare_inputs_matter_only_if_the_signature_has_them() -> None:
     assert compared("[N, 2]", "y [1,2]", "x [1,3,8,8], z [1]").cost == 0
     assert compared("x, z [N] -> [N, 2]", "y [1,2]", "x [1,3,8,8], z [1]").cost == 0
     assert "input z is missing" in compared("x, z [N] -> [N, 2]", "y [1,2]", "x [1,3,8,8]").differences
-    assert "1 more input (z)" in compared("x -> [N, 2]", "y [1,2]", "x [1,3,8,8], z [1]").differences
+    assert "the model has 1 more input (z)" in compared("x -> [N, 2]", "y [1,2]", "x [1,3,8,8], z [1]").differences
 
 
 def test_compare_without_a_size_takes_it_from_the_inputs() -> None:

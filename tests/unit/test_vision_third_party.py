@@ -339,7 +339,7 @@ def test_content_valid_answer_is_returned(answer: Content) -> None:
     [
         (None, "NoneType"),
         (GOOD, "Detections"),
-        (lambda: Classes((1,), (float("nan"),)), "not finite"),
+        (lambda: Classes((1,), (float("nan"),)), "must be finite"),
         (lambda: Classes((1, 2), (0.5,)), "2 classes with 1 scores"),
         (Classes(("one",), (0.5,)), "Expected `int`"),  # type: ignore[arg-type]
         (lambda: Text(3, 0.5), "TypeError"),  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""Writes the audit log to rotated files, one line of JSON for each record. Each command has a record. Refused calls
-have at most one record per second and host.
+"""Writes the audit log to rotated files, one line of JSON for each record. Each call that needs the role `operate` has
+a record. Refused calls have at most one record per second and host.
 
 A thread writes the lines, so that no call waits for the disk. Lines that cannot be written are counted. Lines are not
 synced to the disk: after a power cut the last lines may be missing.
@@ -32,8 +32,8 @@ _HOSTS = 1024
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One record. `time` is in UTC. `who` is the caller's name, `peer` its address. `about` has the fields of the
-    request that the log records, by name. `outcome` is OK or another gRPC status, `message` is the error.
+    """One record. `time` is in UTC. `who` is the caller's name, `peer` its address. `about` has the names and values of
+    those fields of the request that the log records. `outcome` is OK or another gRPC status, `message` is the error.
     `milliseconds` is the duration."""
 
     time: str
@@ -92,7 +92,7 @@ class AuditLog:
         self._refusals.move_to_end(host)
         if len(self._refusals) > _HOSTS:
             self._refusals.popitem(last=False)
-        _LOG.warning("refused: %s at %s, %s: %s", line.who, line.peer, line.method, line.message)
+        _LOG.warning("refused call %s by %s from %s: %s", line.method, line.who, line.peer, line.message)
         self.write(line)
 
     def close(self) -> None:
@@ -140,8 +140,8 @@ _LONGEST = 200
 
 
 def about(message: Message) -> dict[str, str]:
-    """Return the fields of a request that the log records, by name. Only fields in `_NAMES` are recorded. Of a map,
-    such as settings, only the keys are recorded."""
+    """Return the names and values of those fields of a request that the log records. Only fields in `_NAMES` are
+    recorded. Of a map, such as settings, only the keys are recorded."""
     found: dict[str, str] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -75,7 +75,8 @@ class Guard:
         gone = set(self.access.unencrypted) - set(access.unencrypted)
         if still := gone & {*addresses, *others, *without_roles}:
             raise ConfigError(
-                f"access.unencrypted: {min(still)} is open without TLS until a restart; restart the daemon"
+                f"access.unencrypted no longer names {min(still)}, but the running daemon still serves this address"
+                " without TLS; restart the daemon"
             )
         policy.require_known(access, self.tls, [*addresses, *others], without_roles)
         for address in addresses:
@@ -87,7 +88,7 @@ class Guard:
         self._changed()
 
     def split(self, defaults: tuple[str, str] | None) -> None:
-        """Set the two default sockets; None means that the daemon does not serve both."""
+        """Set the addresses of the two default sockets; None if the daemon does not serve both."""
         if defaults != self._defaults:
             self._defaults = defaults
             self._changed()
@@ -96,7 +97,9 @@ class Guard:
         """Use other TLS files. Raises ConfigError if the files are unusable, or if the change needs listeners to be
         opened again."""
         if self.certificate is None or _at_opening(tls) != _at_opening(self.tls):
-            raise ConfigError("which addresses use TLS and ask for certificates is fixed at start; restart the daemon")
+            raise ConfigError(
+                "the new [tls] changes which addresses use TLS or ask for certificates; restart the daemon to apply it"
+            )
         await asyncio.to_thread(self.certificate.reconfigure, tls)
         self.tls = tls
 
@@ -170,16 +173,17 @@ class Guard:
     def record(
         self, method: str, who: Caller, peer: str, what: object, outcome: str, message: str, began: float
     ) -> None:
-        """Record a command in the audit log. `what` is the request: its message, its bytes, or the names in it. `began`
-        is the command's start, in seconds of `time.perf_counter()`."""
+        """Record a command in the audit log. `what` is the request as a message or as bytes, or the fields of the
+        request that the log records. `began` is the command's start, in seconds of `time.perf_counter()`."""
         names = what if isinstance(what, dict) else self._about(method, what)
         took = round((time.perf_counter() - began) * 1e3, 1)
         self.audit.write(Line.of(who.name, who.roles, method, peer, outcome, message, about=names, milliseconds=took))
 
     @contextlib.contextmanager
     def under_way(self, who: Caller, stream: str = "") -> Iterator[None]:
-        """Cancel the call in this context when its caller may no longer make the call; the context then raises the
-        error that `lost` returns. `stream` is the method of a call that may last long, and empty for short calls."""
+        """While the `with` block runs, cancel the call as soon as its caller may no longer make the call. The block
+        then raises the error that `lost` returns. `stream` is the method of a call that may last long, and empty for
+        short calls."""
         task = asyncio.current_task()
         if task is None:
             yield
@@ -198,9 +202,10 @@ class Guard:
                 self._open.pop((who, stream), None)
 
     def lost(self, who: Caller, stream: str = "") -> EdgedError | None:
-        """Return why a caller's running calls must end; otherwise None. The reasons are that its token is invalid by
-        now, that its token or certificate has lost a role, or that the caller has no role for the method `stream`. If
-        `stream` is empty, no role is needed: a short call may be the reload that removes the role."""
+        """Return why a caller's running calls must end; None if the calls may continue. There are three reasons. The
+        caller's token is no longer valid. The caller's token or certificate has lost a role. The caller has no role for
+        the method `stream`. If `stream` is empty, the third reason does not apply. A short call may be the reload that
+        takes this role from the caller's address, and the reload must still be answered."""
         granted = policy.NONE  # by the token
         if who.key.startswith("token "):
             # By its digest: another token may have the same name by now.
@@ -209,7 +214,9 @@ class Guard:
                 return Unauthenticated(f"the {who.name} is no longer valid; create another: edged tokens new")
             granted = frozenset(token.roles)
         if who.given - granted - policy.roles_of(who.proof, self.access.certificates):
-            return Forbidden(f"the {who.name} has lost a role here; see access.certificates, and: edged tokens list")
+            return Forbidden(
+                f"the {who.name} has lost a role during the call; see access.certificates, and: edged tokens list"
+            )
         needed = policy.METHODS.get(stream, policy.DENY_ALL) if stream else None
         if needed is not None and not needed & (who.given | self._roles_of(who.address)):
             name = stream.rpartition("/")[2]

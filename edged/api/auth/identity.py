@@ -1,8 +1,9 @@
-"""Finds the user of this machine that makes a call: the daemon opens files for a client only if that user could open
+"""Finds the user of this machine that makes a call. The daemon opens files for a client only if that user could open
 them.
 
-For a call over a unix socket, the user is the owner of the socket's file, or any member of the group that may open that
-file. For a call over loopback, the kernel's table of connections has the user.
+A call over a unix socket counts as made by the owner of the socket's file. If the file's group may open the file, the
+call counts as made by any member of the group. For a call over loopback, the kernel's table of connections names the
+user.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def current(peer: str) -> Identity:
 
 
 def namespace(peer: str) -> str:
-    """Return the name under which the current call's shared memory regions and sequences are kept. It names the
-    client's token or certificate, otherwise the user or address that makes the call."""
+    """Return the name under which the current call's shared memory regions and sequences are kept. The name comes from
+    the client's token or certificate. If the client sent neither, the name comes from its user or its address."""
     caller = CURRENT.get()
     if caller is not None and caller.has_shown:
         return caller.key
@@ -103,8 +104,8 @@ def of_socket(path: Path) -> Identity:
 
 @functools.lru_cache(maxsize=64)
 def _members(gid: int, period: int) -> frozenset[int]:
-    """Return the users in a group: users with this primary group, and users that the group lists. A new `period` makes
-    the cached result invalid."""
+    """Return the users in a group: users with this primary group, and users that the group lists. The result is cached
+    until `period` changes."""
     with contextlib.suppress(KeyError):
         named = set(grp.getgrgid(gid).gr_mem)
         return frozenset(user.pw_uid for user in pwd.getpwall() if user.pw_gid == gid or user.pw_name in named)

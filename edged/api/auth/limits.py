@@ -43,8 +43,8 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct):
-    """The current usage of one client. `allowance` is how many requests the client could make at once at the time
-    `seen`, in monotonic seconds."""
+    """The current usage of one client. `allowance` is the number of requests that the client could make without waiting
+    at the time `seen`. `seen` is in monotonic seconds."""
 
     name: str
     allowance: float
@@ -58,8 +58,8 @@ class Usage(msgspec.Struct):
         return not (self.streams or self.requests or self.size)
 
     def wait(self, now: float, rate: float) -> float:
-        """Subtract one request from the allowance and return 0.0. If less than one is left, return the seconds until
-        the next request is allowed. The allowance grows by `rate` per second, up to `rate`."""
+        """Subtract one request from the allowance and return 0.0. If less than one request is left, return the seconds
+        until the next request is allowed. The allowance grows by `rate` each second, and is at most `rate`."""
         self.allowance = min(rate, self.allowance + (now - self.seen) * rate)
         self.seen = now
         if self.allowance >= 1.0:
@@ -69,7 +69,7 @@ class Usage(msgspec.Struct):
 
 
 class ClientLimits:
-    """The usage of every client, for one event loop. `refused` counts refusals by kind."""
+    """The usage of every client, for one event loop. `refused` counts the refusals of each kind."""
 
     def __init__(self, bounds: Bounds, most: int = _MOST_CLIENTS) -> None:
         """At most `most` idle clients are remembered."""
@@ -78,7 +78,8 @@ class ClientLimits:
         self._clients: OrderedDict[str, Usage] = OrderedDict()
 
     def usage(self, key: str, name: str, now: float) -> Usage:
-        """Return the usage of a client by its key; `now` is in monotonic seconds."""
+        """Return the usage of the client with this key; a client that is not known yet has used nothing. `now` is in
+        monotonic seconds."""
         found = self._clients.get(key)
         if found is None:
             found = self._clients[key] = Usage(name, self.bounds.rate, now)
@@ -148,8 +149,8 @@ class ClientLimits:
         return ClientLimited(f"{what}; try again in {seconds:.3g} s, or send less at once", seconds)
 
     def _forget(self) -> None:
-        """Forget the oldest idle clients. Only idle clients need a limit: other clients are connected, and the number
-        of connections is limited."""
+        """Forget the oldest idle clients. The number of other clients needs no limit: each of them has a connection,
+        and the number of connections is limited."""
         for key in [key for key, usage in self._clients.items() if usage.is_idle][: self._most // 4]:
             del self._clients[key]
 
@@ -170,8 +171,8 @@ class LargeMessage:
     """The large message of one call, if the call has one. Its bytes count in the budget from `begin` to `end`."""
 
     def __init__(self, budget: Budget, peer: str, who: Caller) -> None:
-        """`peer` is the connection as gRPC names it. Bytes count for that connection. All connections over a unix
-        socket have the same name, so their bytes count for the caller `who`."""
+        """`peer` is the connection as gRPC names it. Bytes count for that connection. Over a unix socket the bytes
+        count for the caller `who` instead, because all connections over a unix socket have the same name."""
         self._budget, self._client = budget, who.key if peer.startswith("unix:") else peer
         self._size, self._began = 0, 0.0
 
@@ -188,7 +189,7 @@ class LargeMessage:
 class Budget:
     """Limits the bytes of large messages in progress on one event loop: `total` bytes for all clients, `each` bytes for
     one client. If no other message counts towards a limit, that limit admits a message of any size. A request with
-    `is_patient` False is refused if more than `total` bytes would wait."""
+    `is_patient` False is refused if, with this request, more than `total` bytes would wait."""
 
     def __init__(self, total: int = _TOTAL, each: int = _EACH, refused_after: float = _REFUSAL_SECONDS) -> None:
         """`refused_after`: seconds by which a refusal is delayed, to slow down clients that retry at once."""
@@ -222,8 +223,8 @@ class Budget:
             raise
 
     def give_back(self, client: str, size: int, seconds: float) -> None:
-        """Release the bytes of a message that was in progress for `seconds`. If `seconds` is less than `size` /
-        `_PER_SECOND`, release the bytes only after that time."""
+        """Release the bytes of a message that was in progress for `seconds`. The bytes count for at least `size` /
+        `_PER_SECOND` seconds from the message's start, so the bytes may be released later."""
         rest = size / _PER_SECOND - seconds
         if rest > 0:
             asyncio.get_running_loop().call_later(rest, self._end, client, size)

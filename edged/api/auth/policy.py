@@ -1,4 +1,4 @@
-"""The caller, the roles that an address, a token or a certificate grants, and the roles that a method needs. Pure.
+"""Defines callers and their roles. Addresses, tokens and certificates grant roles, and methods need roles. Pure.
 
 A method that is missing from `METHODS` is denied to all; a test checks that every registered method is listed.
 """
@@ -46,9 +46,10 @@ INFER_GROUP, OPERATE_GROUP = "edged", "edged-operate"
 class ListenerPolicy(msgspec.Struct, frozen=True):
     """The access rules of one address of the daemon.
 
-    `roles` are granted to every client that reaches it. `is_local`: only clients on this machine reach it, by unix
-    socket or loopback without TLS. `asks_certificates`: clients must show a certificate. `group`: the group that may
-    open a default socket; empty for other addresses. `operators` is the address that a refusal recommends to operators.
+    `roles` are granted to every client that reaches the address. `is_local`: only clients on this machine reach it, by
+    unix socket or loopback without TLS. `asks_certificates`: clients must show a certificate. `group`: the group that
+    may open a default socket; empty for other addresses. `operators` is another address, at which operators can call;
+    the messages of refusals name this address.
     """
 
     name: str
@@ -62,11 +63,12 @@ class ListenerPolicy(msgspec.Struct, frozen=True):
 
 
 def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | None = None) -> ListenerPolicy:
-    """Return the policy of an address. `defaults` are the default sockets for inference and for operators, None unless
-    the daemon serves both.
+    """Return the policy of an address. `defaults` are the default sockets for inference and for operators, None if the
+    daemon does not serve both.
 
-    Raises ConfigError if other machines could reach the address without TLS, and `access.unencrypted` does not name it.
-    Raises ConfigError also if an address with TLS, or one in `access.unencrypted`, grants operate to all clients.
+    Raises ConfigError if other machines could reach the address without TLS and `access.unencrypted` does not allow
+    that. Also raises it if an address with TLS, or an address in `access.unencrypted`, grants the role `operate` to all
+    clients.
     """
     infer, operate = defaults or ("", "")
     granted = access.grants.get(address)
@@ -85,19 +87,20 @@ def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str,
         asks = bool(tls.client_ca) and address not in tls.without_client_certificate
         if roles is not None and "operate" in roles:
             raise ConfigError(
-                f"access.grants must not grant operate to all clients of {address}; grant it to tokens or certificates"
+                f"access.grants gives role operate to all clients of {address}; give it only to tokens or certificates"
             )
         return ListenerPolicy(name, NONE if roles is None else roles, False, True, asks, address=address)
     if not is_here and address in access.unencrypted:
         if roles is not None and "operate" in roles:
             raise ConfigError(
-                f"access.grants must not grant operate at {address}, which has no TLS; grant it to tokens"
+                f"access.grants gives role operate to all clients of {address}, without TLS; give it only to tokens"
             )
         return ListenerPolicy(name, _UNENCRYPTED if roles is None else roles, False, address=address)
     if not is_here:
         port = address.rpartition(":")[2]
         raise ConfigError(
-            f"listen address {address!r} may be reachable from other machines; set [tls], or use localhost:{port}"
+            f"listen address {address!r} could be reachable from other machines without TLS; set [tls], or use"
+            f" localhost:{port}"
         )
     return ListenerPolicy(
         "loopback", frozenset(access.loopback) if roles is None else roles, operators=operate, address=address
@@ -106,8 +109,8 @@ def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str,
 
 def require_known(access: Access, tls: Tls, addresses: Iterable[str], without_roles: Iterable[str] = ()) -> None:
     """Raise ConfigError if the access rules name an address at which the daemon does not listen: a typo could leave
-    another address more open than intended. `without_roles` are addresses whose callers need no role, so grants must
-    not name them."""
+    another address more open than intended. `without_roles` are addresses whose callers need no role. `access.grants`
+    must not name these addresses, because a grant would have no effect there."""
     guarded, others = list(addresses), list(without_roles)
     for key, named, known in (
         ("access.grants", access.grants, guarded),
@@ -118,14 +121,14 @@ def require_known(access: Access, tls: Tls, addresses: Iterable[str], without_ro
             if address not in known:
                 close = difflib.get_close_matches(address, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"known addresses: {', '.join(known)}"
-                raise ConfigError(f"{key} names {address}, which is not listened on; {hint}")
+                raise ConfigError(f"{key} names {address}, but the daemon does not listen there; {hint}")
 
 
 def listener_warning(found: ListenerPolicy) -> str:
     """Return a warning for the log if an address grants roles to every client on other machines; otherwise empty."""
     if not found.is_local and found.roles:
         how = "" if found.has_tls else ", without TLS"
-        return f"{found.name} grants {describe_roles(found.roles)} to every client that reaches it{how}"
+        return f"address {found.name} grants {describe_roles(found.roles)} to every client that reaches it{how}"
     return ""
 
 
@@ -171,7 +174,9 @@ def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
     """Return `caller` with the name and roles of its token. If the token is unknown (None) or has expired, set only
     `problem`. `now` is in seconds since the epoch."""
     if token is None:
-        return msgspec.structs.replace(caller, problem="unknown token; see on the daemon's machine: edged tokens list")
+        return msgspec.structs.replace(
+            caller, problem="the token is unknown; list the tokens on the daemon's machine: edged tokens list"
+        )
     if token.expires and now >= token.expires:
         problem = f"the token {token.name} has expired; make another on the daemon's machine: edged tokens new"
         return msgspec.structs.replace(caller, problem=problem)
@@ -181,7 +186,7 @@ def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
 
 def malformed_token(caller: Caller) -> Caller:
     """Return `caller` with the problem that its header `authorization` is not a bearer token."""
-    problem = "the header authorization is not 'Bearer TOKEN'; make a token on the daemon's machine: edged tokens new"
+    problem = "the header 'authorization' is not 'Bearer TOKEN'; make a token on the daemon's machine: edged tokens new"
     return msgspec.structs.replace(caller, problem=problem)
 
 
@@ -199,13 +204,13 @@ def with_certificate(
     given = roles_of(shown, known)
     name = next((name for name in shown if name in known), shown[0])[:80]
     who = f"certificate {name}"
-    remedy = "" if given else f"; grant it roles: access.certificates, {name!r}"
+    remedy = "" if given else f"; grant roles to {name!r} in access.certificates"
     found = _known(caller, who, given, tuple(name for name in shown if name in known))
     return msgspec.structs.replace(found, remedy=remedy or caller.remedy)
 
 
 def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Caller:
-    """Return `caller` with the name `who`. Its roles are the previous ones and `given`, which its credentials grant."""
+    """Return `caller` with the name `who`, its previous roles, and the roles `given`, which its credentials grant."""
     return msgspec.structs.replace(
         caller,
         name=who,

@@ -3,8 +3,8 @@
 At start, wrong files are an error. Later, the previous certificate stays in use, and `problem` says what is wrong with
 the new files. A box without a clock may start in 1970, so a certificate that is not valid yet is reported and used.
 
-The standard library reads a certificate's dates only for peers of its own sockets. A library that parses certificates
-would be a dependency for two dates, so this module reads the dates itself (RFC 5280, X.690).
+Python's ssl module reads the dates only of a connected peer's certificate. So this module reads the dates of the
+daemon's own certificate itself (RFC 5280, X.690), and edged needs no other library for that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PeerCertificate: TypeAlias = "Mapping[str, Any]"
 
 
 def names_of(certificate: PeerCertificate) -> list[str]:
-    """Return the names of a client's certificate, alternative names before the common one."""
+    """Return the names of a client's certificate: first the alternative names, then the common name."""
     found = [str(value) for _, value in certificate.get("subjectAltName", ())]
     subject = [pair for group in certificate.get("subject", ()) for pair in group]
     return found + [str(value) for key, value in subject if key == "commonName"]
@@ -59,7 +59,7 @@ def validity(pem: str) -> Validity:
     parsed."""
     begin, end = pem.find(_BEGIN), pem.find(_END)
     if begin < 0 or end < begin:
-        raise ValueError("it contains no certificate")
+        raise ValueError("the file contains no certificate")
     der = ssl.PEM_cert_to_DER_cert(pem[begin : end + len(_END)])
     try:
         signed = _inside(_inside(der))
@@ -71,14 +71,14 @@ def validity(pem: str) -> Validity:
         kind_of_end, ends, _ = _item(rest)
         return Validity(_time(kind, begins), _time(kind_of_end, ends))
     except IndexError as error:
-        raise ValueError("its certificate is truncated") from error
+        raise ValueError("the certificate is truncated") from error
 
 
 def _inside(data: bytes) -> bytes:
     """Return the content of the first DER item, a sequence."""
     kind, content, _ = _item(data)
     if kind != _SEQUENCE:
-        raise ValueError("it is not an X.509 certificate")
+        raise ValueError("the content is not an X.509 certificate")
     return content
 
 
@@ -88,10 +88,10 @@ def _item(data: bytes) -> tuple[int, bytes, bytes]:
     if length & 0x80:
         count = length & 0x7F
         if not 1 <= count <= 4:
-            raise ValueError("it is not an X.509 certificate")
+            raise ValueError("the content is not an X.509 certificate")
         length, start = int.from_bytes(data[2 : 2 + count], "big"), 2 + count
     if start + length > len(data):
-        raise ValueError("its certificate is truncated")
+        raise ValueError("the certificate is truncated")
     return tag, data[start : start + length], data[start + length :]
 
 
@@ -101,7 +101,7 @@ def _time(kind: int, data: bytes) -> float:
     if kind == _UTC_TIME and len(text) == 13:
         text = ("20" if int(text[:2]) < 50 else "19") + text
     elif kind != _GENERALIZED_TIME or len(text) != 15:
-        raise ValueError("its dates are not in the format of X.509")
+        raise ValueError("the certificate's dates are not in the format of X.509")
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
 
 
@@ -213,7 +213,7 @@ class Certificate:
         try:
             found = read(tls, time.time())
         except ConfigError as error:
-            self._refused = f"{error}; the previous one stays in use"
+            self._refused = f"{error}; the previous certificate stays in use"
             return False
         with self._lock:
             if tls is not self._tls:  # a reload changed the files meanwhile
@@ -224,7 +224,7 @@ class Certificate:
 
     @property
     def problem(self) -> str:
-        """The problem that the certificate has, or will have soon; empty if it has no problem."""
+        """A problem that the certificate has now or will have soon; empty if there is none."""
         return self._refused or worry(self._tls.certificate, self._material.validity, time.time())
 
 
@@ -262,7 +262,7 @@ def _context(material: Material, asks_certificates: bool) -> ssl.SSLContext:
 
 def _unusable(tls: Tls, key: bytes, error: ssl.SSLError) -> str:
     if b"ENCRYPTED" in key:  # a service has no terminal to ask at
-        return f"tls.key {tls.key} has a passphrase; remove it"
+        return f"tls.key {tls.key} has a passphrase; remove the passphrase"
     if error.reason == "KEY_VALUES_MISMATCH":
         return f"tls.key {tls.key} does not match tls.certificate {tls.certificate}"
     return f"tls.certificate {tls.certificate} and tls.key {tls.key} cannot be used ({_why(error)}); give PEM files"

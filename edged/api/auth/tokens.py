@@ -1,7 +1,7 @@
 """Bearer tokens: 256 random bits, stored as their SHA-256 in a file that only its owner can read.
 
 A slow hash such as scrypt is for secrets that people choose, because such secrets can be guessed. 256 random bits
-cannot be guessed with any hash, and a slow hash would cost time in every call.
+cannot be guessed, whatever the hash, and a slow hash would cost time in every call.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def make(name: str, roles: frozenset[Role], days: float = 0.0) -> tuple[Token, s
     Raises InvalidInput for an invalid name, or without a role.
     """
     if not _NAME.fullmatch(name):
-        raise InvalidInput(f"{name[:80]!r} is not a token name: use letters, digits and . _ @ -, at most 64")
+        raise InvalidInput(
+            f"invalid token name {name[:80]!r}: use at most 64 letters, digits and . _ @ -, a letter or digit first"
+        )
     if not roles:
         raise InvalidInput(f"token {name} needs a role; give --role infer, read or operate")
     secret = PREFIX + secrets.token_urlsafe(_BYTES)
@@ -68,7 +70,8 @@ def digest(secret: str) -> str:
 
 
 def find(tokens: tuple[Token, ...], secret: str) -> Token | None:
-    """Return the token of a secret. All tokens are compared in constant time, so that the duration reveals nothing."""
+    """Return the token that has this secret; None if no token has it. All tokens are compared in constant time, so that
+    the duration reveals nothing."""
     shown, found = digest(secret), None
     for token in tokens:
         if hmac.compare_digest(token.sha256, shown):
@@ -93,13 +96,15 @@ class TokenFile:
         except OSError as error:
             raise ConfigError(f"the tokens in {self.path} cannot be read: {error.strerror or error}") from error
         if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ConfigError(f"{self.path} is accessible to users other than its owner; chmod 600 {self.path}")
+            raise ConfigError(
+                f"tokens file {self.path} is accessible to users other than its owner; run: chmod 600 {self.path}"
+            )
         try:
             return msgspec.json.decode(data, type=ready(_File)).tokens
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"cannot parse {self.path} as a file of tokens: {explain(error)}; restore it, or remove it and create"
-                " new tokens: edged tokens new"
+                f"cannot parse {self.path} as a file of tokens: {explain(error)}; restore the file, or remove it and"
+                " create new tokens: edged tokens new"
             ) from error
 
     def add(self, token: Token) -> None:
@@ -184,7 +189,9 @@ class TokenBook:
     def _read(self) -> tuple[Token, ...]:
         tokens = self._file.read()
         if tokens and self._file.path.stat().st_uid not in (0, os.geteuid()):  # the owner could grant access
-            raise ConfigError(f"{self._file.path} belongs to another user than the daemon's; chown it")
+            raise ConfigError(
+                f"tokens file {self._file.path} belongs to another user than the daemon's; chown the file"
+            )
         return tokens
 
     def _signed(self) -> tuple[int, ...]:

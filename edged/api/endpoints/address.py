@@ -14,7 +14,7 @@ from typing import Any
 
 from edged.errors import ConfigError
 
-_TAKEN = "the port is taken; choose another"
+_TAKEN = "the port is taken; choose another port"
 
 
 def unix_path(address: str) -> Path:
@@ -37,7 +37,9 @@ def tcp_address(address: str, allow_remote: bool = False) -> tuple[str, int]:
         host = host[1:-1]
     host = host or "localhost"
     if not allow_remote and not _is_loopback(host):
-        raise ConfigError(f"listen address {address!r} may be reachable from other machines; use localhost:{port}")
+        raise ConfigError(
+            f"listen address {address!r} could be reachable from other machines without TLS; use localhost:{port}"
+        )
     return host, int(port)
 
 
@@ -60,14 +62,14 @@ def make_way(path: Path) -> None:
     listens on it."""
     require_socket(path)
     if _is_answered(path):
-        raise ConfigError(f"another daemon listens on {path}; stop it or listen elsewhere")
+        raise ConfigError(f"another process listens on {path}; stop that process, or listen elsewhere")
     path.unlink(missing_ok=True)
 
 
 def require_socket(path: Path) -> None:
     """Raise ConfigError if the path exists and is not a socket."""
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-        raise ConfigError(f"{path} exists and is not a socket; remove it or listen elsewhere")
+        raise ConfigError(f"{path} exists and is not a socket; remove the file, or listen elsewhere")
 
 
 def _is_answered(path: Path) -> bool:
@@ -95,23 +97,24 @@ def listening_unix(path: Path, backlog: int, group: str = "", setting: str = "")
             found.listen(backlog)
         except OSError as error:
             why = error.strerror or error
-            raise ConfigError(f"{setting} cannot listen on {path}: {why}; choose another place".strip()) from error
+            raise ConfigError(f"{setting} cannot listen on {path}: {why}; choose another path".strip()) from error
         undo.pop_all()
     return found
 
 
 def listening_sockets(host: str, port: int, backlog: int, setting: str = "") -> list[socket.socket]:
-    """Listen on each address of a host, all with the same port; port 0 means any free one.
+    """Listen on each address of a host, all with the same port; port 0 means any free port.
 
-    Addresses that this box lacks, such as IPv6 ones, are skipped. An address that another process uses is an error:
-    clients could send their tokens to that process. Raises ConfigError, whose message begins with `setting`.
+    Addresses that this box lacks, such as IPv6 addresses, are skipped. If another process listens on one of the
+    addresses, this is an error: clients that connect to the host could reach that process and send it their tokens.
+    Raises ConfigError, whose message begins with `setting`.
     """
     cannot = f"{setting} cannot listen on {host}:{port}".strip()
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, socket.gaierror) else error
-        raise ConfigError(f"{cannot}: {host} has no address here: {why}") from error
+        raise ConfigError(f"{cannot}: this box cannot resolve {host}: {why}") from error
     with contextlib.ExitStack() as undo:
         sockets, failure = list[socket.socket](), ""
         for family, _, _, _, address in found:

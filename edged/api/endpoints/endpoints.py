@@ -32,7 +32,8 @@ _ACCESS_LOG = logging.getLogger("edged.access")
 
 @dataclass(frozen=True)
 class Opened:
-    """An open endpoint. `close` stops accepting requests, and lets running ones end within the given seconds."""
+    """An open endpoint. `close` stops accepting requests, and lets running requests end within the given number of
+    seconds."""
 
     addresses: tuple[str, ...]
     close: Callable[[float], Awaitable[None]]
@@ -59,7 +60,7 @@ class Endpoint(Generic[Setting]):
         self._opened = await self._open(self._setting)
 
     async def stop(self, grace: float) -> None:
-        """Stop accepting requests, and let running ones end within `grace` seconds."""
+        """Stop accepting requests, and let running requests end within `grace` seconds."""
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.close(grace)

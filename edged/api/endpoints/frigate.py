@@ -77,7 +77,7 @@ class FrigateEndpoint:
         frame, and the content."""
         received = time.monotonic()
         if len(frames) < 3 or len(frames[1]):
-            self.warnings.warn("garbage", "a message without the empty frame of a REQ socket; is the sender Frigate?")
+            self.warnings.warn("garbage", "a message lacks the empty frame of a REQ socket; is the sender Frigate?")
             return
         peer = frames[0].bytes
         try:
@@ -90,7 +90,8 @@ class FrigateEndpoint:
         elif isinstance(message, wire.ModelSent):
             self._begin(self._save(peer, message))
         elif len(self._tasks) >= _MOST_AT_ONCE:
-            self._give_nothing(peer, "busy", Overloaded(f"{_MOST_AT_ONCE} requests are running already"))
+            most = f"{_MOST_AT_ONCE} requests of Frigate are running, the maximum; configure fewer detectors in Frigate"
+            self._give_nothing(peer, "busy", Overloaded(most))
         else:
             self._begin(self._detect(peer, message, received + self._settings.timeout_ms / 1e3))
 
@@ -118,8 +119,8 @@ class FrigateEndpoint:
             self._models.popitem(last=False)
 
     def _which(self, file: str) -> str:
-        """Return the name of the model for a file that Frigate names: the configured model, otherwise the model with
-        the file's name, otherwise the only model. Raises NotFound."""
+        """Return the name of the model for a file that Frigate names. This is the configured model; without one, the
+        model with the file's name; otherwise the daemon's only model. Raises NotFound."""
         if self._settings.model:
             return self._controller.find(self._settings.model).entry.name
         try:
@@ -142,15 +143,16 @@ class FrigateEndpoint:
             self._give_nothing(peer, "late" if isinstance(error, DeadlineExceeded) else "failed", error)
         except Exception as error:
             _LOG.exception("a request of Frigate failed with an unexpected error")
-            self._give_nothing(peer, "failed", NotReady(f"edged failed unexpectedly ({type(error).__name__})"))
+            why = f"edged failed unexpectedly ({type(error).__name__}); see the traceback in its log"
+            self._give_nothing(peer, "failed", NotReady(why))
         else:
             self.answered += 1
             self._reply(peer, answer)
 
     def _planned(self, peer: bytes) -> PlannedModel | None:
         """Return a peer's model: the model that the peer named since the daemon's start, otherwise the configured
-        model, otherwise the daemon's only model. None if no model is named and the daemon has no model or several.
-        Raises NotFound if the model was removed."""
+        model, otherwise the daemon's only model. None if neither the peer nor the configuration names a model, and the
+        daemon does not have exactly one. Raises NotFound if the model was removed."""
         name = self._models.get(peer) or self._settings.model
         if name:
             return self._controller.find(name)
@@ -185,11 +187,11 @@ class FrigateEndpoint:
         return reader
 
     async def _save(self, peer: bytes, message: wire.ModelSent) -> None:
-        """Add a model if uploads are on. An upload that takes longer than Frigate waits is reported as saved: after a
-        refusal Frigate would never detect anything, even when the model is ready."""
+        """Add a model if uploads are on. If the upload takes longer than `_PATIENCE`, report the model as saved. After
+        a refusal Frigate would never detect anything, even when the model is ready."""
         if not self._settings.uploads:
             _LOG.warning(
-                "Frigate sent the file of %.80r, which is refused; add the model, or set [frigate] uploads = true",
+                "refused the file of model %.80r from Frigate; add the model, or set [frigate] uploads = true",
                 message.name,
             )
             self._reply(peer, wire.saved_answer(False))

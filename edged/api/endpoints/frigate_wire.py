@@ -102,7 +102,7 @@ def parse(frames: Sequence[memoryview]) -> Message:
     try:
         header = _decoder.decode(frames[0])
     except NOT_JSON as error:
-        raise InvalidInput(f"the header is not one of Frigate's ZMQ detector: {explain(error)}") from None
+        raise InvalidInput(f"the message's header is not one of Frigate's ZMQ detector: {explain(error)}") from None
     if header.model_request:
         return ModelAsked(header.model_name)
     if len(frames) != 2:
@@ -115,13 +115,15 @@ def parse(frames: Sequence[memoryview]) -> Message:
 def _tensor(header: _Header, data: memoryview) -> Tensor:
     shape, size = header.shape, _DTYPES.get(header.dtype)
     if size is None:
-        raise InvalidInput(f"the tensor's dtype is {header.dtype[:20]!r}; set Frigate's input_dtype to int or float")
+        raise InvalidInput(
+            f"the tensor has the unknown dtype {header.dtype[:20]!r}; set Frigate's input_dtype to int or float"
+        )
     sane = len(shape) == 4 and all(0 < side <= _LARGEST_SIDE for side in shape) and shape[0] == 1
     if not sane or not (shape[1] in (1, 3) or shape[3] in (1, 3)):
-        raise InvalidInput(f"a tensor {list(shape)[:8]} is not a picture; set Frigate's input_tensor to nhwc or nchw")
+        raise InvalidInput(f"shape {list(shape)[:8]} is not a picture's; set Frigate's input_tensor to nhwc or nchw")
     if math.prod(shape) * size != len(data):
         wanted = math.prod(shape) * size
-        raise InvalidInput(f"the tensor holds {len(data)} bytes, {header.dtype}{list(shape)} takes {wanted}")
+        raise InvalidInput(f"the tensor has {len(data)} bytes, but {header.dtype}{list(shape)} needs {wanted}")
     if size == 1:
         return Tensor(np.frombuffer(data, np.uint8).reshape(shape), header.model_type.lower())
     return Tensor(np.frombuffer(data, np.float32).reshape(shape), header.model_type.lower())
@@ -138,8 +140,8 @@ def saved_answer(saved: bool) -> bytes:
 
 
 def rows(found: Detections, width: int, height: int, labels: int) -> bytes:
-    """Return the answer to a picture of width x height pixels. Detections with class ids outside 0..labels-1 are left
-    out: Frigate's camera process ends if its label map lacks a class."""
+    """Return the answer to a picture of width x height pixels: one row for each detection. Detections with class ids
+    outside 0..labels-1 are left out: Frigate's camera process ends if its label map lacks a class."""
     known = (found.class_ids >= 0) & (found.class_ids < labels) & np.isfinite(found.scores)
     known &= np.isfinite(found.boxes).all(axis=1)
     chosen = np.flatnonzero(known)
@@ -157,7 +159,7 @@ def model_name(file: str) -> str:
     stem = PurePosixPath(file.replace("\\", "/")).name.removesuffix(".onnx")
     name = re.sub(r"[^\w .+@-]", "_", stem).lstrip(" .+@-")[:128].rstrip()
     if not name:
-        raise InvalidInput(f"invalid model name {file[:80]!r}")
+        raise InvalidInput(f"no character of the file name {file[:80]!r} fits a model name; rename the file")
     return name
 
 
@@ -178,15 +180,15 @@ _ALWAYS_LABELLED = 91
 
 class Form(msgspec.Struct, frozen=True, eq=False):
     """A tensor in the form that the model accepts. If `spec` is None, the tensor is a picture that will be
-    preprocessed. Otherwise the input `spec` gets the tensor without preprocessing. `placement` is the place of the
-    picture in the model's input."""
+    preprocessed. Otherwise the tensor goes without preprocessing to the model's input that `spec` describes.
+    `placement` is the place of the picture in the model's input."""
 
     data: bytes | memoryview
     pixel_format: str
     width: int
     height: int
     placement: Placement
-    spec: TensorSpec | None = None  # the input that gets the tensor unchanged
+    spec: TensorSpec | None = None  # the input to which the tensor goes unchanged
     shape: tuple[int, ...] = ()
 
     def work(self, thresholds: Thresholds, expires: float) -> FrameWork | TensorWork:
@@ -199,9 +201,10 @@ class Form(msgspec.Struct, frozen=True, eq=False):
 
 
 class Reader:
-    """Converts pictures and answers for one model, which Frigate uses as one of its model types. `pixel_format` is
-    Frigate's order of colours. `score` is the least score, None for the model's own. `labels` is the number of classes
-    that Frigate knows, 0 for the model's own."""
+    """Converts Frigate's pictures to inputs of one model, and the model's answers to answers for Frigate. `model_type`
+    is the type that the model has in Frigate. `pixel_format` is Frigate's order of colours. `score` is the least score
+    of a detection, None for the model's own threshold. `labels` is the number of classes that Frigate knows, 0 for the
+    number of the model's classes."""
 
     def __init__(self, model: Model, model_type: str, pixel_format: str, score: float | None, labels: int) -> None:
         self._model, self._colors = model, pixel_format
@@ -212,7 +215,7 @@ class Reader:
         self._family = _family(model, model_type)
         self._why_unread = (
             f"the outputs of model {model.name} cannot be read as objects ({recognition.reason}), nor as those of"
-            f" Frigate's model_type {model_type[:20]!r}; set its `family`"
+            f" Frigate's model_type {model_type[:20]!r}; set the model's `family`"
         )
 
     def form(self, tensor: Tensor) -> Form:
@@ -225,7 +228,7 @@ class Reader:
         if self._model.recognition.preprocess is None:
             raise InvalidInput(
                 f"model {self._model.name} accepts neither {tensor.pixels.dtype}{list(tensor.pixels.shape)}"
-                " nor pictures; set Frigate's width, height and input_tensor as the model's input"
+                " nor pictures; set Frigate's width, height and input_tensor like the model's input"
             )
         return self._as_picture(tensor)
 
@@ -240,7 +243,8 @@ class Reader:
         return rows(found, form.width, form.height, self.labels)
 
     def _takes(self, tensor: Tensor) -> TensorSpec | None:
-        """Return the model's only input if that input accepts a float tensor of these sizes; otherwise None."""
+        """Return the model's only input if that input accepts floats in the shape of `tensor`, in either order of axes;
+        otherwise None."""
         inputs = self._model.inspection.signature.inputs
         if len(inputs) != 1 or inputs[0].datatype not in ("FP32", "FP16"):
             return None
@@ -283,8 +287,8 @@ def _shapes(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _family(model: Model, model_type: str) -> Family | None:
     """Return the family that decodes the outputs: the family that edged recognised, otherwise the first that fits
-    Frigate's model type. None if none fits, if the model is not a detector, or if the family is from another
-    package."""
+    Frigate's model type. None if none fits, or if the model is not a detector. None also if the family is from another
+    package, because the daemon does not run the code of other packages."""
     if model.recognition.package is not None or model.recognition.sound is not None:
         return None
     if model.recognition.family is not None:

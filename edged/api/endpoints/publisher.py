@@ -39,11 +39,12 @@ _encoder = msgspec.json.Encoder()
 class Publisher:
     """Publishes from `start` until `stop`; drops messages at other times."""
 
-    def __init__(self, events: EventLog) -> None:
-        self._events = events
+    def __init__(self, events: EventLog, most_topics: int = _MOST_TOPICS) -> None:
+        """`most_topics`: how many subscribed topics are recorded."""
+        self._events, self._most_topics = events, most_topics
         self._socket: BoundSocket | None = None
         self._topics: set[bytes] = set()
-        self._unrecorded = 0  # subscribed topics beyond _MOST_TOPICS
+        self._unrecorded = 0  # subscribed topics beyond `most_topics`
         self._task: asyncio.Task[None] | None = None
 
     def start(self, address: str) -> str:
@@ -65,8 +66,8 @@ class Publisher:
         self._unrecorded = 0
 
     def wants(self, topic: str) -> bool:
-        """Whether the topic has a subscriber. If clients subscribe to more topics than are recorded, every topic counts
-        as subscribed."""
+        """Whether the topic has a subscriber. If clients subscribe to more than 4096 topics, not all are recorded, and
+        the answer is always True."""
         if self._unrecorded:
             return True
         if not self._topics:
@@ -89,7 +90,7 @@ class Publisher:
         word = frames[0].bytes
         kind, topic = word[:1], word[1:]
         if kind == b"\x01":
-            if len(self._topics) < _MOST_TOPICS:
+            if len(self._topics) < self._most_topics:
                 self._topics.add(topic)
             else:
                 self._unrecorded += 1
@@ -113,8 +114,8 @@ def _kind(event: Event) -> str:
 
 
 def _event(event: Event, epoch: str) -> Fields:
-    """Return the fields of `edged.v1.Event`. The field that is named like the event's kind has the fields of that
-    kind."""
+    """Return the fields of `edged.v1.Event`. The fields that only this kind of event has are nested in the field with
+    the name of the kind."""
     fields: Fields = msgspec.to_builtins(event)
     what = fields.pop("what")
     kind = what.pop("type")
@@ -122,7 +123,7 @@ def _event(event: Event, epoch: str) -> Fields:
 
 
 class Echo(msgspec.Struct, frozen=True):
-    """The part of a result that repeats its frame; the fields are those of `edged.v1.Frame`."""
+    """The fields of a frame that are copied into its result. Their names are those of `edged.v1.Frame`."""
 
     camera: str = ""
     sequence: int = 0
@@ -152,8 +153,8 @@ def delivered(echo: Echo, delivery: Delivery[Any]) -> Fields:
 
 
 def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: float = 0.0) -> Fields:
-    """Return the detections, content or outputs of a picture, with the timings and the engine. Detections have the
-    fields of Roboflow's JSON format."""
+    """Return what the model found in a picture, the timings and the engine. Detections have the fields of Roboflow's
+    JSON format."""
     fields: Fields = {
         "timings": _timings(answer.queue_ms, answer.times, total_ms),
         "engine": answer.engine.key,

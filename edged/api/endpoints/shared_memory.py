@@ -23,8 +23,8 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class SharedObject:
-    """An open shared memory object; it is closed when the last reference is dropped. `is_writable`: client and daemon
-    may both write it."""
+    """An open shared memory object; the object is closed when the last reference to this instance is dropped.
+    `is_writable`: client and daemon may both write it."""
 
     def __init__(
         self, folder: Path, name: str, client: Identity, error: type[EdgedError], *, for_writing: bool = False
@@ -33,7 +33,7 @@ class SharedObject:
         object."""
         self.name = name
         if "/" in name or "\0" in name or name in ("", ".", "..") or len(os.fsencode(name)) > 255:
-            raise error(f"invalid name of shared memory {name[:80]!r}: only its first character may be /")
+            raise error(f"invalid name of shared memory {name[:80]!r}: give the name of a file in /dev/shm")
         try:
             descriptor, is_writable = _opened(folder / name, for_writing)
         except OSError as problem:
@@ -121,9 +121,11 @@ class Segments:
         name = name.removeprefix("/")
         length = self._segment(name).length()  # no variable holds the segment: a traceback would keep it open
         if size <= 0 or stamp <= 0:
-            raise InvalidInput("the shared image has a size or a stamp of 0")
+            raise InvalidInput(f"the shared image has size {size} and stamp {stamp}; both must be at least 1")
         if not 0 <= offset <= LARGEST_OFFSET or offset + layout.HEADER + size > length:
-            raise InvalidInput(f"the shared image has {size} bytes at offset {offset}, but segment {name} has {length}")
+            raise InvalidInput(
+                f"the shared image has {size} bytes at offset {offset}, but segment {name} has {length} bytes"
+            )
         return SharedPicture(self._open[name], offset, stamp, size)
 
     def close(self) -> None:
@@ -142,8 +144,8 @@ class Segments:
 
 
 class SharedPicture:
-    """One announced picture. The object keeps its segment open until the object is dropped or a read fails; later reads
-    then fail in the same way."""
+    """One announced picture. This instance keeps the segment open until the instance is dropped or a read fails. After
+    a failed read, later reads fail in the same way."""
 
     __slots__ = ("_failure", "_offset", "_segment", "_stamp", "size")
 
@@ -153,8 +155,9 @@ class SharedPicture:
         self._failure: tuple[type[EdgedError], str] = (SegmentUnusable, "")  # the error of a read that failed
 
     def read_into(self, place: memoryview) -> None:
-        """Copy the picture into `place`, of `size` bytes: the only copy on its way to the engine. Raises Overwritten if
-        the client reused the picture's slot, SegmentUnusable if the segment cannot be read."""
+        """Copy the picture into `place`, which has `size` bytes. On its way to the engine, the picture is copied only
+        here. Raises Overwritten if the client reused the picture's slot, SegmentUnusable if the segment cannot be
+        read."""
         problem = self._stamp_problem() or self._read(place, layout.HEADER) or self._stamp_problem()
         if problem is not None:
             # Not the error itself, whose traceback would keep what its frames hold.
@@ -165,7 +168,9 @@ class SharedPicture:
         header = bytearray(layout.STAMP.size)
         problem = self._read(memoryview(header), 0)
         if problem is None and layout.STAMP.unpack(header)[0] != self._stamp:
-            return Overwritten("the client reused the picture's slot in shared memory before its turn; use more slots")
+            return Overwritten(
+                "the client overwrote the picture's slot in shared memory before the daemon read it; use more slots"
+            )
         return problem
 
     def _read(self, place: memoryview, position: int) -> EdgedError | None:

@@ -4,7 +4,8 @@ A message is a JSON header, and the picture's bytes after it or in shared memory
 
 ZeroMQ does not report when a peer disconnects. A peer's stream ends if a result cannot reach the peer, if the peer does
 not read its results for 10 seconds, or if it is idle for a minute. Until then, a peer that does not read occupies
-memory for a few results and one waiting frame, as with gRPC: in its stream, newer frames replace older ones.
+memory for a few results and one waiting frame. Only one frame waits, because newer frames replace older ones in the
+peer's stream, as with gRPC.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ class Options(_Strict, frozen=True):
 
 
 class Shared(_Strict, frozen=True):
-    """The place of a picture in shared memory, as in `edged.v1.SharedImage`; the header has the picture's format and
-    sizes."""
+    """The place of a picture in shared memory, as in `edged.v1.SharedImage`; the header of the frame has the picture's
+    format, width, height and stride."""
 
     segment: str
     offset: _Count
@@ -139,15 +140,19 @@ _decoder = msgspec.json.Decoder(Header)
 
 def parse(frames: Sequence[memoryview]) -> Message:
     """Parse a message. Raises InvalidInput."""
-    if not frames or len(frames) > 2 or len(frames[0]) > _LONGEST_HEADER:
+    if not 1 <= len(frames) <= 2:
         raise InvalidInput(f"the message has {len(frames)} parts; send a JSON header, then the picture's bytes")
+    if len(frames[0]) > _LONGEST_HEADER:
+        raise InvalidInput(f"the frame's header has {len(frames[0])} bytes; send at most {_LONGEST_HEADER}")
     try:
         header = _decoder.decode(frames[0])
     except NOT_JSON as error:
         raise InvalidInput(f"the frame's header cannot be used: {explain(error)}") from None
     data = frames[1] if len(frames) == 2 else None
     if (data is None) == (header.shared is None):
-        raise InvalidInput("the frame must hold one picture; send its bytes after the header, or set `shared`")
+        raise InvalidInput(
+            "the frame must have exactly one picture; send the picture's bytes after the header, or set 'shared'"
+        )
     return Message(header, data)
 
 
@@ -171,7 +176,7 @@ class FrameEndpoint:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = False
-        self.warnings = CountedWarnings(_LOG, "zmq frames")
+        self.warnings = CountedWarnings(_LOG, "frames over ZeroMQ")
 
     def start(self) -> str:
         """Listen, and return the address. Raises ConfigError."""
@@ -182,7 +187,7 @@ class FrameEndpoint:
         return self._socket.address
 
     async def stop(self, grace: float) -> None:
-        """Accept no more frames; let running ones finish within `grace` seconds."""
+        """Accept no more frames; let running frames finish within `grace` seconds."""
         self._stopping = True
         if self._sweeper is None:
             return
@@ -220,7 +225,7 @@ class FrameEndpoint:
         peer = self._peers.get(envelope[0])
         if peer is None:
             if len(self._peers) >= self._most_peers:
-                raise Overloaded(f"{len(self._peers)} peers are connected, the maximum")
+                raise Overloaded(f"{len(self._peers)} peers are connected, the maximum; disconnect others first")
             stream: Stream[Echo] = Stream(self._cameras, self._controller.tracking, protocol="zeromq")
             peer = self._peers[envelope[0]] = _Peer(self._controller, stream, partial(_client, self._address))
             task = asyncio.create_task(self._serve(envelope, peer))
@@ -237,7 +242,7 @@ class FrameEndpoint:
                     if not await self._hand_over((*envelope, results.encode(fields), *outputs)):
                         return
         except Exception:
-            _LOG.exception("a stream over ZeroMQ failed with an unexpected error")
+            _LOG.exception("the stream of a peer at %s ended because of an unexpected error", self._address)
         finally:
             if self._peers.get(envelope[0]) is peer:
                 del self._peers[envelope[0]]

@@ -26,8 +26,8 @@ _LINGER_MS = 200  # time to send the last answers when the socket is closed
 
 
 class CountedWarnings:
-    """Warnings that any message may cause, counted by reason since the start. The log writes each reason at most once a
-    second."""
+    """Warnings about messages of clients. `counts` has the number of warnings for each reason since the start. The log
+    writes each reason at most once a second."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
         self.counts: Counter[str] = Counter()
@@ -42,9 +42,9 @@ class CountedWarnings:
 class BoundSocket:
     """Listens until `close`, and passes every whole message to `received`, on the loop.
 
-    `hwm` limits the messages that wait to be sent to each peer, and that wait to be read from each. `max_message`
-    limits the bytes of one frame; ZeroMQ ends a connection that exceeds it. Raises ConfigError, naming `setting`, if it
-    cannot listen.
+    `hwm` limits the messages that wait to be sent to each peer, and the messages that wait to be read from each peer.
+    `max_message` limits the bytes of one frame; ZeroMQ ends a connection that exceeds it. Raises ConfigError, naming
+    `setting`, if it cannot listen.
     """
 
     def __init__(
@@ -130,14 +130,17 @@ class BoundSocket:
         except OSError as error:
             raise ConfigError(f"{setting} cannot listen on {target}: {error.strerror or error}") from error
         except zmq.ZMQError as error:
-            raise ConfigError(f"{setting} cannot listen on {target}: {error.strerror}; choose another") from error
+            raise ConfigError(
+                f"{setting} cannot listen on {target}: {error.strerror}; choose another address"
+            ) from error
 
     def _drain_soon(self) -> None:
         if self._due is None and not self._socket.closed:
             self._due = self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        """Read the waiting messages, in bursts: the descriptor signals only once for any number of messages."""
+        """Read all waiting messages, because the descriptor signals only once for any number of messages. Other tasks
+        get their turn after each burst of messages."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -151,7 +154,7 @@ class BoundSocket:
             try:
                 self._received(frames)
             except Exception:  # messages of other peers follow
-                _LOG.exception("a message over ZeroMQ failed with an unexpected error")
+                _LOG.exception("dropped a message that came over ZeroMQ, because of an unexpected error")
         self._drain_soon()
 
 
@@ -164,7 +167,9 @@ def place(address: str, setting: str, allow_remote: bool | None = None) -> tuple
     kind, _, rest = address.partition("://")
     if kind == "ipc" and rest.startswith("/"):
         if len(os.fsencode(rest)) > _LONGEST_PATH:
-            raise ConfigError(f"{setting} {address} is longer than the {_LONGEST_PATH} bytes that Linux allows")
+            raise ConfigError(
+                f"{setting} {address} is longer than the {_LONGEST_PATH} bytes that Linux allows; choose a shorter path"
+            )
         return address, Path(rest)
     if kind != "tcp":
         raise ConfigError(f"{setting} {address!r} is neither ipc:///PATH nor tcp://HOST:PORT")
@@ -172,7 +177,7 @@ def place(address: str, setting: str, allow_remote: bool | None = None) -> tuple
         host, port = tcp_address(rest, allow_remote=bool(allow_remote))
         host = "127.0.0.1" if host == "localhost" else str(ipaddress.ip_address(host))
     except ConfigError as error:
-        hint = "; for a container's bridge, set allow_remote = true and ensure that nothing else reaches it"
+        hint = "; for a container's bridge, set allow_remote = true and ensure that nothing else reaches the address"
         raise ConfigError(f"{setting}: {error}{hint if allow_remote is False else ''}") from None
     except ValueError:
         raise ConfigError(f"{setting} {address!r} has no numeric address; give one such as 172.17.0.1") from None

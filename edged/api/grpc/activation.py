@@ -20,7 +20,7 @@ _AGAIN_SECONDS = 0.2  # seconds until the next try if no descriptors are left
 
 
 class Activation:
-    """The sockets that systemd passed, by path; none if the daemon opens all sockets itself."""
+    """The sockets that systemd passed, each with its path. Empty if the daemon opens all sockets itself."""
 
     def __init__(self, sockets: Mapping[Path, socket.socket] | None = None, remarks: Sequence[str] = ()) -> None:
         """`remarks` are lines for the log, which `start` writes."""
@@ -50,7 +50,7 @@ class Activation:
             each.set_inheritable(False)
             path = _path_of(each)
             if path is None or path in found:
-                remarks.append(f"closed systemd socket {name}: it is not a listening unix socket with a path")
+                remarks.append(f"closed systemd socket {name}: it is not a listening unix socket with its own path")
                 each.close()
             else:
                 found[path] = each
@@ -70,12 +70,14 @@ class Activation:
         return served
 
     def give_back(self, address: str) -> None:
-        """Record that the daemon no longer serves an address. Clients that connect then wait at systemd's socket."""
+        """Record that the daemon no longer serves an address. Clients that connect afterwards wait at systemd's
+        socket."""
         if address.startswith("unix:"):
             self._served.discard(_true(unix_path(address)))
 
     def start(self) -> None:
-        """Log the remarks, and close connections to paths that are not served. Call it once every address is served."""
+        """Log the remarks, and from now on close connections to paths that are not served. Call it as soon as every
+        address is served."""
         for remark in self._remarks:
             _LOG.warning("%s", remark)
         self.turn_away()
@@ -86,7 +88,10 @@ class Activation:
             if path in self._served:
                 continue
             if path not in self._warned:
-                _LOG.warning("systemd listens on %s, which is not configured: connections are closed", path)
+                _LOG.warning(
+                    "systemd listens on %s, which is not configured: connections are closed; add the path to 'listen'",
+                    path,
+                )
                 self._warned.add(path)
             each.setblocking(False)
             self._turned_away.add(path)

@@ -47,7 +47,7 @@ class CallGuard:
         """Run a call to its end."""
         method = self._methods.get(call.head.path)
         if method is None:
-            call.finish(Status.UNIMPLEMENTED, "edged does not have this method; see the protos of its version")
+            call.finish(Status.UNIMPLEMENTED, "this version of edged lacks the method; see the protos of this version")
             return
         try:
             who = self._caller(call)
@@ -73,7 +73,7 @@ class CallGuard:
 
 
 class _RunningCall:
-    """One call that its caller is allowed to make."""
+    """One call of a caller that is allowed to make this call."""
 
     def __init__(self, guard: Guard, method: Method, who: Caller, call: Call) -> None:
         self._guard, self._limits, self._method, self._who, self._call = guard, guard.limits, method, who, call
@@ -90,7 +90,7 @@ class _RunningCall:
         try:
             size = await call.announced()
             if size is None:
-                raise InvalidInput("the call has no message; use a client of the same protocol")
+                raise InvalidInput("the call has no message; send the method's request message")
             limits.hold(self._usage, size)
             held = size
             if size >= LARGE:
@@ -122,7 +122,7 @@ class _RunningCall:
             if not method.takes_many:
                 data = await anext(requests, None)
                 if data is None:
-                    raise InvalidInput("the call has no message; use a client of the same protocol")
+                    raise InvalidInput("the call has no message; send the method's request message")
                 request = data
             with self._guard.under_way(self._who, method.path):
                 if method.gives_many:
@@ -147,9 +147,9 @@ class _RunningCall:
 
 
 class _Requests:
-    """Yields the messages of a call as they arrive, within its client's limits, until `end`. `about` has the fields of
-    the first message that the audit log records. It is empty if the method is not audited or the message is not a
-    protobuf message.
+    """Yields the messages of a call as they arrive, within the client's limits, until `end` is called. `about` has
+    those fields of the first message that the audit log records. `about` is empty if the method is not audited or the
+    message is not a protobuf message.
 
     If a task of the handler outlives the call and asks for the next message, the iteration ends.
     """

@@ -35,7 +35,7 @@ from edged.vision.placement import Region, Roi
 
 
 class CameraService:
-    """Converts frames to work for models, and answers to results."""
+    """Answers frames. Each frame becomes a job for a model, and each answer becomes a result."""
 
     def __init__(
         self, controller: Controller, cameras: Cameras, tracking: Tracking | None, publisher: Publisher
@@ -51,15 +51,15 @@ class CameraService:
             reader.cancel()
 
     async def detect_one_bytes(self, data: bytes, context: Context) -> bytes:
-        """Detect objects in one image. It is queued like any request, so it is never skipped."""
+        """Detect objects in one image. Unlike a frame of a stream, the image is never replaced by a newer one."""
         client = partial(identity.current, context.peer)
         return result_of(await self.answer(read_frame(data), context.time_remaining(), client)).SerializeToString()
 
     async def answer(
         self, request: FrameRequest, seconds: float | None = None, client: Identify = anyone
     ) -> Delivery[Tag]:
-        """Return the result of one frame, an image or a whole sound recording, or raise its error. The request expires
-        after `seconds`; None: never. The image may lie in shared memory of `client`."""
+        """Return the result of one frame, which has an image or a whole sound recording. Raises the error of the frame.
+        The request expires after `seconds`; None: never. The image may lie in shared memory of `client`."""
         received_ns, frame = time.time_ns(), request.message
         slot = self._controller.slot(frame.model)
         if frame.HasField("samples"):
@@ -83,7 +83,8 @@ class CameraService:
         return delivery
 
     async def detect_bytes(self, frames: AsyncIterator[bytes], context: Context) -> AsyncGenerator[bytes, None]:
-        """Answer a stream of frames of one or more cameras; protos/cameras.proto describes its guarantees."""
+        """Answer a stream of frames of one or more cameras; protos/cameras.proto describes the guarantees of this
+        method."""
         stream: Stream[Tag] = Stream(self._cameras, self._tracking)
         segments, sources = Segments(client=partial(identity.current, context.peer)), SoundSources()
         reader = asyncio.create_task(self._read(frames, stream, segments, sources))
@@ -108,8 +109,9 @@ class CameraService:
         """Put the received frames into the stream. A frame with an error gets the error as its result.
 
         An error of the first frame ends the call if all later frames would fail, too. This happens if the model does
-        not exist, if the model does not accept pictures or sound as sent, or if the frame needs tracking that is not
-        installed. An error of the stream itself, such as too many cameras, always ends the call.
+        not exist, or does not accept frames of this kind (pictures or sound). It also happens if the frame asks for
+        tracking and the packages for tracking are not installed. An error of the stream itself, such as too many
+        cameras, always ends the call.
         """
         failure: BaseException | None = None
         first = True
@@ -181,8 +183,8 @@ def work_of(
 ) -> FrameWork:
     """Return the work for a frame. The work expires after `seconds`; None: never. Raises InvalidInput.
 
-    `segments` are the segments of the frame's stream. Without `segments`, a segment is opened for this frame only, if
-    `client` itself could open it.
+    `segments` are the segments of the frame's stream. Without `segments`, the segment of a shared picture is opened
+    only for this frame. Then `client` itself must be allowed to open the segment.
     """
     # Steps that may fail come first: an error's traceback would keep the image.
     frame = request.message
@@ -209,25 +211,25 @@ _FORMS = {pb.Samples.S16: "s16", pb.Samples.F32: "f32"}
 
 
 def _source(controller: Controller, sources: SoundSources, frame: pb.Frame, slot: FrameSlot) -> SoundSource:
-    """Return the sound source of a frame, which keeps the model's state for the frame's camera. Raises InvalidInput if
-    the model or pipeline does not accept such sound, or if the frame has options for pictures. Raises NotReady while
-    the daemon reads the model."""
+    """Return the sound source of a frame. The source keeps the model's state for the frame's camera. Raises
+    InvalidInput if the model or pipeline does not accept the frame's sound, or if the frame has options for pictures.
+    Raises NotReady while the daemon reads the model."""
     if isinstance(slot, PipelineSlot):
-        raise InvalidInput(f"pipeline {slot.model!r} takes pictures, not sound")
+        raise InvalidInput(f"pipeline {slot.model!r} takes pictures, not sound; send a picture")
     answering = controller.find(slot.model).answering
     if answering is None:
-        raise NotReady(f"model {slot.model!r} is not read yet; send the frame again in a moment")
+        raise NotReady(f"the daemon has not read model {slot.model!r} yet; send the frame again in a moment")
     recognition = answering.recognition
     if recognition.sound is None:
         raise InvalidInput(f"model {slot.model!r} takes no sound; see docs/sound.md for the models that do")
     if frame.samples.rate != recognition.sound.rate:
         wanted, how = recognition.sound.rate, "ffmpeg -i IN -ac 1 -ar"
         raise InvalidInput(
-            f"model {slot.model!r} takes sound at {wanted} Hz, not {frame.samples.rate} Hz; resample it, such as with"
-            f" {how} {wanted} OUT.wav"
+            f"model {slot.model!r} takes sound at {wanted} Hz, not {frame.samples.rate} Hz; resample the sound, such as"
+            f" with {how} {wanted} OUT.wav"
         )
     if frame.HasField("region") or frame.rotation or frame.options.track:
-        raise InvalidInput("region, rotation and track are for pictures; leave them out with samples")
+        raise InvalidInput("fields 'region', 'rotation' and 'track' are for pictures only; leave them out with samples")
     return sources.of(frame.camera, slot, recognition, answering.digest)
 
 
@@ -242,7 +244,7 @@ def sound_work(
     `is_whole`: the frame is a whole recording."""
     frame, place = request.message, source.take_place()
     if frame.samples.format not in _FORMS:
-        raise InvalidInput("the samples have no format; set S16 or F32")
+        raise InvalidInput("the samples have no known format; set 'format' to S16 or F32")
     thresholds = None
     if frame.HasField("thresholds"):
         given = {field.name: value for field, value in frame.thresholds.ListFields()}
@@ -289,12 +291,14 @@ def _image(request: FrameRequest, segments: Segments) -> tuple[Blob, str, int, i
     if kind == "raw":
         raw = frame.raw
         if raw.format not in _FORMATS:
-            raise InvalidImage("the raw image has no pixel format; set BGR, RGB, GRAY, NV12 or I420")
+            raise InvalidImage("the raw image has no known pixel format; set 'format' to BGR, RGB, GRAY, NV12 or I420")
         return request.picture, _FORMATS[raw.format], raw.width, raw.height, raw.stride
     if kind == "shared":
         shared = frame.shared
         if shared.format not in (*_FORMATS, pb.PIXEL_FORMAT_UNSPECIFIED):
-            raise InvalidImage(f"the shared image has pixel format {shared.format}, which does not exist")
+            raise InvalidImage(
+                f"the shared image has the unknown pixel format {shared.format}; set BGR, RGB, GRAY, NV12 or I420"
+            )
         picture = segments.picture(shared.segment, shared.offset, shared.stamp, shared.size)
         return picture, _FORMATS.get(shared.format, ""), shared.width, shared.height, shared.stride
     raise InvalidImage("the frame holds no image; set `encoded`, `raw` or `shared`")
@@ -311,8 +315,8 @@ def _roi(frame: pb.Frame) -> Roi | None:
 
 
 def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) -> Thresholds:
-    """Return the thresholds of a model, or of a pipeline's first model, with those in `given` replaced. Raises
-    InvalidInput if a given threshold is out of range."""
+    """Return the thresholds of a model, or of a pipeline's first model. Thresholds in `given` replace those of the
+    model. Raises InvalidInput if a given threshold is out of range."""
     known = controller.find(controller.pipelines.detector(model)).model if model else None
     base = known.recognition.thresholds if known is not None else Thresholds()
     # The model's own score is not checked: an anomaly score may have any scale. `not 0 <= x <= 1` also refuses NaN.

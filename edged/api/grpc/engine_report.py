@@ -37,7 +37,8 @@ class EngineReportHandlers:
         self._controller, self._drawing = controller, asyncio.Lock()
 
     async def engine_report(self, request: pb.EngineReportRequest, context: Context) -> pb.EngineReportResponse:
-        """Return the report. Raises NotFound, InvalidInput for an ambiguous key, Refused if there is no record yet."""
+        """Return the report. Raises NotFound, Refused if the engine is not built yet, or InvalidInput if the key in the
+        request is too short or ambiguous."""
         engines = self._find(request.engine)
         key = engines[0].key
         record = self._controller.store.records().get(key)
@@ -49,7 +50,7 @@ class EngineReportHandlers:
             return pb.EngineReportResponse(key=key, content=msgspec.json.encode(about))
         pictures: dict[str, tuple[bytes, bytes]] = {}
         if record.judgement is not None and record.judgement.worst:
-            why = "The pictures were left out."
+            why = "The pictures were left out, as requested."
             if request.pictures:
                 pictures, why = await self._pictures(record.judgement, models)
             about = msgspec.structs.replace(about, no_pictures=why)
@@ -57,21 +58,21 @@ class EngineReportHandlers:
         return pb.EngineReportResponse(key=key, content=text.encode())
 
     def _find(self, start: str) -> list[EngineInfo]:
-        """Return the engine whose key begins with `start`, once for each model that has it."""
+        """Return the engine whose key begins with `start`, once for each model that has the engine."""
         if len(start) < _SHORTEST:
-            raise InvalidInput(f"{start!r} is too short for a key; give at least {_SHORTEST} characters")
+            raise InvalidInput(f"{start!r} is too short for the key of an engine; give at least {_SHORTEST} characters")
         every = report.engines(self._controller.models, self._controller.store, "")
         found = [engine for engine in every if engine.key.startswith(start)]
         keys = sorted({engine.key for engine in found})
         if not keys:
-            raise NotFound(f"no engine with key {start[:64]!r}; see: edged engines list")
+            raise NotFound(f"no engine has a key that begins with {start[:64]!r}; see: edged engines list")
         if len(keys) > 1:
-            raise InvalidInput(f"{len(keys)} keys begin with {start!r}, such as {keys[0]}; give more characters")
+            raise InvalidInput(f"{len(keys)} engine keys begin with {start!r}, such as {keys[0]}; give more characters")
         return found
 
     def _bounds(self, engine: EngineInfo) -> dict[str, float]:
-        """Return the limits of the engine's figures, by name, from the current settings of its model. Empty for the
-        reference, and if the model is not known."""
+        """Return the limit of each measured difference from the reference, by name. The limits follow from the current
+        settings of the engine's model. Empty for the reference, and if the model is not known."""
         planned = self._controller.models.get(engine.model)
         if planned is None or planned.model is None or engine.is_reference:
             return {}
@@ -81,7 +82,7 @@ class EngineReportHandlers:
     async def _pictures(
         self, judgement: Judgement, models: tuple[str, ...]
     ) -> tuple[dict[str, tuple[bytes, bytes]], str]:
-        """Return two JPEGs for each frame, by the frame's name: one with the reference's detections, one with the
+        """Return a mapping from the name of a frame to two JPEGs: one with the reference's detections, one with the
         engine's. Also return why some frames have no pictures; empty if all frames have pictures."""
         worst, paths = judgement.worst, self._paths(judgement.collection, models)
         frames = [frame for frame in worst if frame.name in paths]
@@ -97,10 +98,14 @@ class EngineReportHandlers:
                 if expected:  # a content is described by its lines, so one picture is enough
                     drawn[frame.name] = expected, other if frame.expected or frame.found else b""
         missing = len(worst) - len(drawn)
-        return drawn, f"{missing} of {len(worst)} frames have no picture: they are no longer kept." if missing else ""
+        return (
+            drawn,
+            f"{missing} of {len(worst)} frames are no longer kept, or their pictures are too large." if missing else "",
+        )
 
     def _paths(self, collection: str, models: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-        """Return the paths of the frames of a collection, with the digests of their files, by name."""
+        """Return the path and the digest of those frames of a collection on which engines are judged, by the frame's
+        name."""
         planned = (self._controller.models.get(name) for name in models)
         known = (each.model.collected for each in planned if each is not None and each.model is not None)
         found = [each for each in known if each is not None and each.id == collection]

@@ -1,4 +1,5 @@
-"""The methods of edged.v1.Operations for frames that are collected from live cameras. No answer has a picture."""
+"""The methods of edged.v1.Operations for frames that are collected from live cameras. No response contains a
+picture."""
 
 from __future__ import annotations
 
@@ -25,15 +26,19 @@ class FrameHandlers:
     async def collect_frames(self, request: pb.CollectFramesRequest, context: Context) -> pb.FrameCollection:
         slot = self._controller.slot(request.model)
         if isinstance(slot, PipelineSlot):
-            raise InvalidInput(f"{request.model!r} is a pipeline; give its first model, {slot.rule.detect!r}")
+            raise InvalidInput(
+                f"no frames are collected for pipeline {request.model!r}; give its first model, {slot.rule.detect!r}"
+            )
         require_pictures(self._controller, slot)
         frames, over_s = request.frames or _USUAL.frames, request.over_s or _USUAL.over_hours * 3600
         if not 1 <= frames <= MOST_FRAMES:
-            raise InvalidInput(f"frames is {frames}; give 1 to {MOST_FRAMES}")
+            raise InvalidInput(f"'frames' is {frames}; give 1 to {MOST_FRAMES}")
         if not 1.0 <= over_s <= LONGEST_HOURS * 3600:  # false for NaN
-            raise InvalidInput(f"over_s is {over_s:g}; give 1 second to {LONGEST_HOURS / 24:g} days")
+            raise InvalidInput(f"'over_s' is {over_s:g}; give 1 second to {LONGEST_HOURS / 24:g} days")
         if len(request.cameras) > MOST_CAMERAS:
-            raise InvalidInput(f"{len(request.cameras)} cameras; name at most {MOST_CAMERAS}, or none for all")
+            raise InvalidInput(
+                f"the request names {len(request.cameras)} cameras; name at most {MOST_CAMERAS}, or none for all"
+            )
         for camera in request.cameras:
             check_camera(camera)
         await self._frames.start(slot.model, request.cameras, frames, over_s)
@@ -57,10 +62,11 @@ class FrameHandlers:
         return pb.RemoveFramesResponse()
 
     def _kept_as(self, model: str) -> str:
-        """Return the name under which the frames of a model are kept: NAME for the default version, even if
-        NAME:VERSION is given. Frames may outlive their model. Raises InvalidInput if no model is named."""
+        """Return the name under which the frames of a model are kept. For the default version this is NAME, even if
+        `model` is NAME:VERSION. If the model was removed, return `model`: its frames may still be kept. Raises
+        InvalidInput if no model is named."""
         if not model:
-            raise InvalidInput("name a model; see: edged samples list")
+            raise InvalidInput("the request names no model; see: edged samples list")
         try:
             return self._controller.slot(model).model
         except EdgedError:

@@ -23,20 +23,20 @@ _MOST_PICTURES = 32  # of one call
 
 
 class GalleryHandlers:
-    """Adds, lists and removes the names in galleries. The model's engine answers the pictures like any frame. Pictures
+    """Adds, lists and removes the names in galleries. The model's engine runs on the pictures as on any frame. Pictures
     are not kept."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller, self._galleries = controller, controller.galleries
 
     async def add_to_gallery(self, request: pb.AddToGalleryRequest, context: Context) -> pb.Gallery:
-        """Add all pictures, or none if one fails."""
+        """Add all pictures to a gallery; if one picture fails, add none."""
         name = check_name(request.name)
         if not 1 <= len(request.pictures) <= _MOST_PICTURES:
-            raise InvalidInput(f"{len(request.pictures)} pictures in one call; give 1 to {_MOST_PICTURES}")
+            raise InvalidInput(f"the call has {len(request.pictures)} pictures; send 1 to {_MOST_PICTURES}")
         slot = self._controller.slot(request.model)
         if isinstance(slot, PipelineSlot):
-            raise InvalidInput(f"{request.model!r} is a pipeline; give its second model, {slot.rule.then!r}")
+            raise InvalidInput(f"pipeline {request.model!r} has no gallery; give its second model, {slot.rule.then!r}")
         require_pictures(self._controller, slot)
         seconds = context.time_remaining()
         expires = math.inf if seconds is None else time.monotonic() + seconds
@@ -61,14 +61,14 @@ class GalleryHandlers:
 
     async def remove_from_gallery(self, request: pb.RemoveFromGalleryRequest, context: Context) -> pb.Gallery:
         if bool(request.name) == request.everything:
-            raise InvalidInput("give a name, or `everything` to remove the whole gallery")
+            raise InvalidInput("give either 'name', or 'everything' to remove the whole gallery")
         model = self._kept_as(request.model)
         await self._galleries.remove(model, request.name)
         return self._report(model)
 
     def _kept_as(self, model: str) -> str:
-        """Return the name under which the gallery of a model is kept: NAME for the default version, even if
-        NAME:VERSION is given. A gallery may outlive its model."""
+        """Return the name under which the gallery of a model is kept. For the default version this is NAME, even if
+        `model` is NAME:VERSION. If the model was removed, return `model`: its gallery may still be kept."""
         try:
             return self._controller.slot(model).model
         except EdgedError:
@@ -98,5 +98,5 @@ async def _embed(slot: Slot, picture: pb.GalleryPicture, expires: float) -> tupl
         family = answer.engine.recognition.family or "none"
         raise InvalidInput(f"model {slot.model!r} (family {family}) returns no embeddings; see docs/gallery.md")
     if not found.vector().any():
-        raise InvalidInput("the model's embedding is not usable; give another picture")
+        raise InvalidInput("the model's embedding of the picture has only zeros; give another picture")
     return answer, found

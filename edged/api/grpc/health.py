@@ -66,7 +66,8 @@ class HealthService:
             await news.wait()
 
     def _statuses(self) -> dict[str, int]:
-        """Return the status of every service, model and pipeline; a service hides a model of the same name."""
+        """Return the status of every service, model and pipeline; if a service and a model have the same name, only the
+        service is in the result."""
         up = _Response.NOT_SERVING if self._is_stopping else _Response.SERVING
         controller = self._controller
         found: dict[str, int] = {

@@ -34,8 +34,8 @@ _ADDRESSES = 4  # the remaining descriptors are divided among so many addresses
 
 
 def most_connections(descriptors: int) -> int:
-    """Return the limit of connections at one address for a process with a limit of `descriptors`, some of which are
-    reserved. Pure."""
+    """Return how many connections one address can have if the process has a limit of `descriptors`. Some descriptors
+    are reserved for other uses. Pure."""
     if descriptors < 0:  # unlimited
         return _MOST_CONNECTIONS
     return min(_MOST_CONNECTIONS, max(_FEWEST_CONNECTIONS, (descriptors - _OTHERS) // _ADDRESSES))
@@ -64,8 +64,9 @@ class Listener:
         group: str = "",
         activation: Activation | None = None,
     ) -> None:
-        """`address` is `unix:PATH` or `HOST:PORT` (port 0: any free one). `secure` returns the TLS context of the next
-        handshake. An address that is not loopback needs `secure` or `is_open`. Raises ConfigError.
+        """`address` is `unix:PATH` or `HOST:PORT` (port 0: any free port). `secure` returns the TLS context of the next
+        handshake. An address that is not loopback needs `secure`, or `is_open`, which allows other machines to connect
+        without TLS. Raises ConfigError.
 
         `handle` answers a call. `group` is the group that may open a unix socket, by default the daemon's own group.
         `activation` may have a socket that systemd already listens on.
@@ -175,7 +176,7 @@ class Listener:
         if isinstance(error, OSError):
             _LOG.debug("%s: no connection: %s", connection.peer, error)
         elif error is not None:
-            _LOG.error("%s: no connection, because of an unexpected error", connection.peer, exc_info=error)
+            _LOG.error("%s: the connection failed with an unexpected error", connection.peer, exc_info=error)
 
     def _lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -192,7 +193,7 @@ class Listener:
         self._calls.discard(task)
         call.task = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            _LOG.error("a call failed with an unexpected error", exc_info=error)
+            _LOG.error("%s from %s failed with an unexpected error", call.head.path, call.peer, exc_info=error)
         call.finish(Status.CANCELLED if task.cancelled() else Status.INTERNAL, "the call ended without an answer")
 
     # -- addresses -----------------------------------------------------------------------------------------------------

@@ -133,7 +133,9 @@ class OperationsService:
     ) -> AsyncGenerator[pb.CameraPicture, None]:
         fps = min(request.fps or _PICTURES_FPS, _MOST_PICTURES_FPS)
         if not fps > 0:
-            raise InvalidInput(f"fps is {request.fps:g}; send a positive number, or 0 for {_PICTURES_FPS:g}")
+            raise InvalidInput(
+                f"'fps' is {request.fps:g}; send a positive number, or 0 for {_PICTURES_FPS:g} pictures a second"
+            )
         async with aclosing(self._supervisor.pictures(request.camera, fps, request.width)) as pictures:
             async for picture in pictures:
                 yield pb.CameraPicture(jpeg=picture.jpeg, unix_s=picture.unix_s)
@@ -145,7 +147,7 @@ class OperationsService:
 
     async def reload(self, request: pb.ReloadRequest, context: Context) -> pb.ReloadResponse:
         if self.reloads is None:
-            raise Refused("this daemon has no configuration file to reload; start it with --config")
+            raise Refused("this daemon has no configuration file to reload; start the daemon with --config")
         outcomes = await self.reloads()
         return pb.ReloadResponse(keys=[pb.ReloadedKey(key=o.key, change=o.change, problem=o.problem) for o in outcomes])
 
@@ -204,7 +206,7 @@ class OperationsService:
 
     async def _entry(self, name: str) -> ModelEntry | None:
         """Return the repository's entry of a model; None if the repository does not have the model. Raises InvalidInput
-        if the model is in the configuration, or is an ensemble, and the errors of `files.reading`."""
+        if the model is in the configuration or is an ensemble. Also raises the errors of `files.reading`."""
         if self._controller.is_configured(name):
             raise InvalidInput(f"model {name!r} is in the daemon's configuration; change it there")
         with reading("the models folder"):
@@ -268,7 +270,7 @@ class OperationsService:
 
     async def _remove(self, name: str, delete: bool) -> Path | None:
         """Remove a model; with `delete`, also its gallery and its collected frames. Return the model's folder in the
-        trash, None with `delete`."""
+        trash; with `delete`, return None."""
         kept = await asyncio.to_thread(self._controller.repository.remove, name, delete=delete)
         await self._controller.removed(name)
         if delete:
@@ -329,7 +331,7 @@ class OperationsService:
         return msgspec.structs.replace(report.status(self._controller), page=self.page)
 
     def models(self) -> list[ModelInfo]:
-        """Report all models, ensembles and language models by name."""
+        """Report all models, ensembles and language models, sorted by name."""
         controller, alarms = self._controller, self._controller.alarms.active()
         found = [self._info(planned) for planned in controller.models.values()]
         found += [report.ensemble(each, alarms, controller.readiness(each)) for each in controller.ensembles.values()]
@@ -337,7 +339,7 @@ class OperationsService:
         return sorted(found, key=lambda info: info.name)
 
     def pipelines(self) -> list[PipelineInfo]:
-        """Report all pipelines by name."""
+        """Report all pipelines, sorted by name."""
         return self._controller.pipelines.report(self._controller.health)
 
     def engines(self, model: str = "") -> list[EngineInfo]:
@@ -347,7 +349,7 @@ class OperationsService:
         return report.engines(controller.models, controller.store, model, by_command=by_command)
 
     def cameras(self) -> list[CameraInfo]:
-        """Report all cameras by name."""
+        """Report all cameras, sorted by name."""
         return camera_infos(self._cameras, self._supervisor)
 
     async def device(self) -> DeviceLoad:
@@ -389,8 +391,8 @@ def _selection(selector: pb.Selector) -> Selection:
 
 
 def event_message(event: Event, epoch: str) -> pb.Event:
-    """Return an event as a message. The message's field that is named like the event's kind has the fields of that
-    kind."""
+    """Return an event as a message. The fields that only this kind of event has are in the nested message with the name
+    of the kind."""
     what = msgspec.to_builtins(event.what)
     kind = what.pop("type")
     return pb.Event(

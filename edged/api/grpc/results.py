@@ -17,7 +17,7 @@ from edged.vision.detections import Detections, class_name
 
 
 class Tag:
-    """The fields of a frame that its result needs, without the picture."""
+    """The fields of a frame that the frame's result needs; the picture is not one of them."""
 
     __slots__ = ("header", "model")
 

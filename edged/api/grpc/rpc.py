@@ -53,11 +53,13 @@ class Method(NamedTuple):
 
 
 class Service:
-    """The methods of a gRPC service that `handlers` answer. `methods` has the methods by path, such as
-    `/edged.v1.Cameras/Detect`. `requests` has the request types by path, without those of methods that take a stream.
+    """The methods of a gRPC service that `handlers` answer. `methods` is a mapping from the path of a method, such as
+    `/edged.v1.Cameras/Detect`, to the method. `requests` is a mapping from the path to the request type; methods that
+    take a stream are not in it.
 
     As with gRPC's own servicers, a handler is found by name: `model_infer` of one of the objects answers ModelInfer. If
-    an object has `model_infer_bytes`, that handler answers calls by gRPC instead; it receives and returns bytes.
+    an object has `model_infer_bytes`, this handler replaces `model_infer` for gRPC calls. It receives and returns
+    bytes.
     """
 
     def __init__(self, descriptor: ServiceDescriptor, *handlers: object) -> None:

@@ -39,7 +39,7 @@ _ACCESS_LOG = logging.getLogger("edged.access")
 
 
 class GrpcServers:
-    """All services at all addresses; serves once started."""
+    """All gRPC services at all addresses. They answer after `start`."""
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class GrpcServers:
         return listener.address
 
     def close(self, address: str, grace: float) -> None:
-        """Refuse new calls at an address; running calls may end within `grace` seconds. This does not wait for them,
-        since the call that requested the reload may be one of them."""
+        """Refuse new calls at an address; running calls may end within `grace` seconds. This method does not wait for
+        these calls, since the call that requested the reload can be one of them."""
         listener = self._listeners.pop(address)
         listener.leave()
         self._activation.turn_away()
@@ -143,7 +143,8 @@ _REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
 
 def reflection_service(names: Iterable[str]) -> Service:
-    """Return grpc.reflection.v1alpha for grpcurl and similar tools, for the services of these names and itself."""
+    """Return the service grpc.reflection.v1alpha, which describes itself and the services with these names to grpcurl
+    and similar tools."""
     for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         POOL.AddSerializedFile(file.serialized_pb)  # gRPC's packages register these in the default pool only
     return Service(_REFLECTION, _Reflection((*names, _REFLECTION.full_name)))

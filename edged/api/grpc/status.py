@@ -82,7 +82,7 @@ def describe(error: Exception) -> tuple[Status, str]:
     logged; its text is not sent."""
     if isinstance(error, EdgedError):
         return status_of(error), str(error)
-    _LOG.error("a call failed with an unexpected error", exc_info=error)
+    _LOG.error("a call gets the status INTERNAL because of an unexpected error", exc_info=error)
     return Status.INTERNAL, f"edged failed unexpectedly ({type(error).__name__}); see its log"
 
 

@@ -27,7 +27,8 @@ from edged.tasks import despite_cancelling
 
 @contextlib.asynccontextmanager
 async def upload_folder(repository: Repository, what: str) -> AsyncIterator[Path]:
-    """Yield a temporary folder for the files of a model; another thread waits for the disk.
+    """Yield a temporary folder for the files of a model. Another thread makes and removes the folder, so that the event
+    loop does not wait for the disk.
 
     The folder is in the repository, since the disk of the repository must have room for the model. The folder is
     removed even if the caller is cancelled. Raises EdgedError, naming `what`, if the disk fails.
@@ -84,8 +85,8 @@ async def receive_upload(
     pipelines: Collection[str] = (),
 ) -> tuple[pb.ModelHeader, Upload]:
     """Write an upload into `folder`; the upload's first file is the model. Raises AlreadyExists if a pipeline has the
-    model's name, or if `taken` has that name and the header does not ask to replace the model. Raises InvalidInput if
-    the parts are out of order, and another EdgedError if they cannot be written."""
+    model's name. Also raises it if `taken` has that name, unless the header asks to replace the model. Raises
+    InvalidInput if the parts are out of order, and another EdgedError if they cannot be written."""
     header = pb.ModelHeader()
     try:
         async with contextlib.aclosing(Upload(folder)) as upload:
@@ -106,15 +107,17 @@ async def receive_upload(
     except OSError as error:
         raise not_stored("the upload", error) from error
     if not header.name or not upload.files:
-        raise InvalidInput("the upload has no header or no file; send the model's name and its bytes")
+        raise InvalidInput(
+            "the upload has no header or no file; send a header with the model's name, then the model's file"
+        )
     return header, upload
 
 
 class Upload:
-    """Writes the files of an upload one after the other, and checks that each has its announced size. A thread waits
-    for the disk.
+    """Writes the files of an upload one after the other, and checks that each file has the announced size. A thread
+    waits for the disk.
 
-    `files` are the model and its external data, `samples` are pictures; both by name.
+    `files` are the model and its external data, `samples` are pictures; both are mappings from names to paths.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -134,7 +137,7 @@ class Upload:
         # Separate folders: external data may have any name.
         kind, files = ("samples", self.samples) if announced.sample else ("model", self.files)
         if name in files:
-            raise InvalidInput(f"the upload names {name!r} twice")
+            raise InvalidInput(f"the upload has two files with the name {name!r}; send each file once")
         place = files[name] = self._folder / kind / name
         await asyncio.to_thread(self._open, place)
         self._missing = announced.size
@@ -145,7 +148,7 @@ class Upload:
 
     def _admit_sample(self, name: str, size: int) -> None:
         if not self.files:
-            raise InvalidInput("the first file of an upload is the model; samples come after it")
+            raise InvalidInput("the upload begins with a sample; send the model first, and samples after the model")
         model_samples.check_name(name)
         model_samples.check_size(name, size)
         if len(self.samples) == model_samples.MOST:
@@ -153,18 +156,22 @@ class Upload:
 
     async def write(self, chunk: bytes) -> None:
         if self._file is None:
-            raise InvalidInput("an upload is a header, then files, each followed by its chunks")
+            raise InvalidInput(
+                "the upload has a chunk before its first file; send a header, then each file followed by its chunks"
+            )
         if len(chunk) > self._missing:
-            raise InvalidInput("the upload is longer than announced; send it again")
+            raise InvalidInput("a file of the upload is longer than announced; send the upload again")
         await asyncio.to_thread(self._file.write, chunk)
         self._missing -= len(chunk)
 
     async def finish(self) -> None:
-        """Raise InvalidInput unless all announced bytes arrived. If a client disconnects, its stream ends like a
-        complete one."""
+        """Raise InvalidInput unless all announced bytes arrived. If a client disconnects, its stream ends in the same
+        way as that of a complete upload."""
         await self.aclose()
         if self._missing:
-            raise InvalidInput(f"the upload is {self._missing} bytes shorter than announced; send it again")
+            raise InvalidInput(
+                f"a file of the upload is {self._missing} bytes shorter than announced; send the upload again"
+            )
 
     async def aclose(self) -> None:
         if self._file is not None:
@@ -174,5 +181,5 @@ class Upload:
 def _relative(path: str) -> str:
     """Return a path inside the model's folder. Raises InvalidInput if it leads outside."""
     if leads_outside(path):
-        raise InvalidInput(f"{path[:80]!r} is not a file name inside a model's folder")
+        raise InvalidInput(f"invalid file name {path[:80]!r}: it must be a relative path without '..'")
     return str(PurePosixPath(path))

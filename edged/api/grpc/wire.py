@@ -6,7 +6,7 @@ first. Apart from its contents (pictures, sound, tensors and files), it must be 
 
 Inference: protobuf copies every `bytes` field when it parses and when it writes. Here a request is parsed without its
 raw contents, and a camera's frame without its picture. Contents and picture stay views of the received bytes. A
-response is written from its other fields and views of its contents, without further copies.
+response is written from views of its contents and from its remaining fields, without further copies.
 Format: https://protobuf.dev/programming-guides/encoding
 """
 
@@ -69,7 +69,7 @@ def parse(data: bytes, kind: type[Received]) -> Received:
         return kind.FromString(data)
     except DecodeError:
         name = kind.DESCRIPTOR.name
-        raise InvalidInput(f"cannot parse the request as {name}; use a client of the same protocol") from None
+        raise InvalidInput(f"cannot parse the request as {name}; send the message that the protos define") from None
 
 
 def require_parsable(data: bytes | memoryview, kind: type[Message]) -> None:
@@ -80,13 +80,14 @@ def require_parsable(data: bytes | memoryview, kind: type[Message]) -> None:
     if rest is None or rest > SMALL:
         name = cast(Any, kind).DESCRIPTOR.name
         raise InvalidInput(
-            f"the {name} of {len(data)} bytes has too much besides raw contents; send tensors as raw contents,"
-            f" and at most {SMALL} bytes of other fields"
+            f"the {name} of {len(data)} bytes is malformed, has too many fields, or has more than {SMALL} bytes besides"
+            " pictures, sound, tensors and files; send tensors in raw_input_contents"
         )
 
 
 def _without_contents(data: memoryview, contents: ContentFields) -> float | None:
-    """Return the number of bytes that are not contents; None for too many fields, or for a malformed message."""
+    """Return the number of bytes that count towards the limit `SMALL`; None if the message is malformed or has too many
+    fields."""
     total, position = 0.0, 0
     for _ in range(_MOST_PARSED_FIELDS):
         if position == len(data):
@@ -148,7 +149,7 @@ class Request(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, message: pb.ModelInferRequest) -> Request:
-        """Return the request of a message that was parsed with its raw contents."""
+        """Return the request for a message that still has its raw contents."""
         return cls(message, tuple(message.raw_input_contents))
 
 
@@ -169,7 +170,7 @@ class FrameRequest(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, message: cameras.Frame) -> FrameRequest:
-        """Return the frame of a message that was parsed with its picture."""
+        """Return the frame for a message that still has its picture."""
         return cls(message, message.encoded or message.raw.data or message.samples.data)
 
 
@@ -202,7 +203,8 @@ def write(message: pb.ModelInferResponse, raw: Sequence[Contents], *, streamed: 
 
 
 def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
-    """Return the message's other fields, and its raw contents; None for a message that protobuf should parse."""
+    """Return a request's bytes without its raw contents, and the raw contents. None if protobuf should parse the whole
+    request."""
     raw: list[memoryview] = []
     others: list[memoryview] = []
     position, since = 0, 0  # where this field starts, and where the other fields before it start
@@ -226,8 +228,8 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
 
 
 def _split_frame(data: memoryview) -> tuple[bytes, memoryview] | None:
-    """Return the message with an empty picture, and the picture; None for a message that protobuf should parse, such as
-    one with two images, which protobuf merges."""
+    """Return a frame's bytes with an empty picture, and the picture. None if protobuf should parse the whole frame: for
+    example, a frame may have two images, which only protobuf can merge."""
     image = _only_field(data, (_ENCODED, _RAW_IMAGE, _SHARED_IMAGE, _SAMPLES))
     if image is None or image.tag == _SHARED_IMAGE:
         return None

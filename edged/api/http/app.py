@@ -88,7 +88,7 @@ def request_of(scope: Scope, is_unix: bool) -> HttpRequest:
             parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=_MOST_QUERIES)
         )
     except ValueError:
-        raise InvalidInput(f"the request's query has more than {_MOST_QUERIES} parts") from None
+        raise InvalidInput(f"the request's query has too many parameters; send at most {_MOST_QUERIES}") from None
     path = scope.get("raw_path", b"").decode("latin-1")
     return HttpRequest(scope["method"], path, headers, query, peer=_peer(scope, is_unix))
 
@@ -102,7 +102,7 @@ def _peer(scope: Scope, is_unix: bool) -> str:
 
 
 async def _while_connected(receive: Receive, work: Awaitable[HttpResponse]) -> HttpResponse:
-    """Return the result of `work`. If the client disconnects, cancel `work` and raise Gone."""
+    """Return the result of `work`. If the client disconnects first, cancel `work` and raise Gone."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(receive())
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -176,7 +176,7 @@ class HttpListener:
     async def start(self) -> None:
         """Start to answer. Raises ConfigError if the address cannot be used."""
         is_unix = self._listen.startswith("unix:")
-        app = App(self._dispatcher, Bodies(self._limit, self._limit * _BODIES_AT_ONCE), is_unix)
+        app = App(self._dispatcher, Bodies(self._limit, self._limit * _BODIES_AT_ONCE, "'body_mb' of [http]"), is_unix)
         server = Server(app)
         if is_unix:
             path = unix_path(self._listen)
@@ -191,7 +191,7 @@ class HttpListener:
         self._server = server
 
     async def stop(self, grace: float) -> None:
-        """Accept no more requests; let running ones end within `grace` seconds."""
+        """Accept no more requests; let running requests end within `grace` seconds."""
         if self._server is not None:
             await self._server.stop(grace)
         if self._path is not None:

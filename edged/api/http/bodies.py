@@ -33,12 +33,13 @@ class TooSlow(DeadlineExceeded):
 
 
 class Bodies:
-    """Limits bodies to `limit` bytes each and `room` bytes together. A body counts while its context `held` is open."""
+    """Limits bodies to `limit` bytes each and `room` bytes together. A body counts while its context `held` is open.
+    `setting` is the configuration key of `limit`, which error messages name; empty if the limit is fixed."""
 
     idle_seconds = 20.0  # time in which the next piece of a body must arrive
 
-    def __init__(self, limit: int, room: int) -> None:
-        self.limit, self._room = limit, room
+    def __init__(self, limit: int, room: int, setting: str = "") -> None:
+        self.limit, self._room, self.setting = limit, room, setting
         self.used = 0
         self._coming: set[Held] = set()
 
@@ -53,18 +54,21 @@ class Bodies:
 
     def take(self, held: Held, size: int) -> None:
         """Count `size` more bytes of a body. If no room is left for them, end the slowest body and use its room. Raises
-        Overloaded if the slowest body is this one, if the slowest body is fast enough, or if its room is not enough."""
+        Overloaded if this body is the slowest, if no body is slow enough to be ended, or if the end of the slowest
+        body would not make enough room."""
         if self.used + size > self._room:
             slowest = min(self._coming, key=lambda each: each.since, default=held)
             is_behind = time.monotonic() - slowest.since > _BEHIND_SECONDS
             if slowest is held or not is_behind or self.used + size - slowest.size > self._room:
-                raise Overloaded(f"running requests hold {self.used} of {self._room} bytes for all bodies; {_AGAIN}")
+                raise Overloaded(
+                    f"no room for the body: requests hold {self.used} of {self._room} bytes for all bodies; {_AGAIN}"
+                )
             slowest.give_way()
         self.used += size
 
     @contextmanager
     def coming(self, held: Held) -> Iterator[None]:
-        """Mark a body as being received in this context."""
+        """While the `with` block runs, the body is being received and may be ended for a faster body."""
         self._coming.add(held)
         try:
             yield
@@ -73,7 +77,7 @@ class Bodies:
 
 
 class Held:
-    """The bytes that the body of one request counts in `Bodies`."""
+    """The bytes of one request's body that count towards the limit of `Bodies`."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self.size = bodies, 0
@@ -123,10 +127,12 @@ class Held:
             try:
                 event = await asyncio.wait_for(self._piece, max(0.0, ends - time.monotonic()))
             except asyncio.TimeoutError:
-                raise TooSlow(f"the body arrived too slowly: {size} bytes so far; send it again") from None
+                raise TooSlow(f"the body arrived too slowly: {size} bytes so far; send the request again") from None
             except asyncio.CancelledError:
                 if self._has_given_way:
-                    raise Overloaded(f"this body was dropped to make room for a faster one; {_AGAIN}") from None
+                    raise Overloaded(
+                        f"the body arrived more slowly than others, and the room for bodies is full; {_AGAIN}"
+                    ) from None
                 raise
             finally:
                 self._piece = None
@@ -143,7 +149,8 @@ class Held:
     def _require(self, size: int) -> None:
         limit = self._bodies.limit
         if size > limit:
-            raise TooLarge(f"the body has more than {limit} bytes; raise body_mb of [http] or send less")
+            remedy = f"send less, or raise {self._bodies.setting}" if self._bodies.setting else "send less"
+            raise TooLarge(f"the body has more than {limit} bytes; {remedy}")
 
 
 def _declared(headers: Mapping[str, str]) -> int | None:
@@ -152,7 +159,7 @@ def _declared(headers: Mapping[str, str]) -> int | None:
         return None
     text = headers.get("content-length", "0")
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise InvalidInput("content-length is not a number")
+        raise InvalidInput("the header 'content-length' is not a number")
     return int(text)
 
 
@@ -191,11 +198,11 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
     try:
         found = reader.decompress(body, limit + 1)
     except zlib.error:
-        raise InvalidInput(f"the body is not {name}") from None
+        raise InvalidInput(f"the body is not valid {name}") from None
     if len(found) > limit:
-        raise TooLarge(f"the body unpacks to more than {limit} bytes; send it without content-encoding")
+        raise TooLarge(f"the body unpacks to more than {limit} bytes; send less, or send it uncompressed")
     if not reader.eof or reader.unused_data:
-        raise InvalidInput(f"the body is not one complete {name}")
+        raise InvalidInput(f"the body is incomplete {name}, or bytes follow the {name}")
     return found
 
 

@@ -17,8 +17,8 @@ from edged.api.grpc.status import describe
 async def call_scope(
     guard: Guard, rpc: str, who: Caller, peer: str, size: int, about: Mapping[str, str], *, is_stream: bool = False
 ) -> AsyncGenerator[None, None]:
-    """Run a call of `rpc`, a gRPC path, with a body of `size` bytes. If the call is a command, record it with `about`.
-    `is_stream`: the call may last long.
+    """Open the context in which a call runs. `rpc` is the call's path in gRPC, `size` the bytes of its body. If the
+    call is a command, it is recorded with `about`. `is_stream`: the call may last long.
 
     Raises ClientLimited. Cancels the call when its client's credentials become invalid. Cancels a stream also when its
     client no longer has the role.

@@ -68,7 +68,8 @@ def error_response(status: HTTPStatus, code: ErrorCode, message: str, headers: H
 
 
 def parse_json(body: bytes, kind: type[T], what: str) -> T:
-    """Parse a body; it may be empty if all fields have defaults. Raises InvalidInput, whose message names `what`."""
+    """Parse a body. The body may be empty if all fields of `kind` have defaults. Raises InvalidInput, whose message
+    names `what`."""
     try:
         return msgspec.json.decode(body or b"{}", type=ready(kind))
     except NOT_JSON as error:
@@ -124,8 +125,8 @@ _threads = ThreadPoolExecutor(1, "edged-http")  # one thread: more would only co
 
 
 async def offload(size: int, work: Callable[[], T]) -> T:
-    """Run work on `size` bytes. Run it in a thread if `size` is large, so that cameras and the control loop do not
-    wait."""
+    """Run `work`, which processes `size` bytes. If `size` is large, run it in a thread, so that cameras and the control
+    loop do not wait."""
     if size < _LARGE:
         return work()
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
@@ -134,13 +135,13 @@ async def offload(size: int, work: Callable[[], T]) -> T:
 def web_page_refusal(headers: Mapping[str, str], peer: str, any_host: bool = False) -> str | None:
     """Return why a request that a browser sends for a web page is refused, in one line; None if it is allowed.
 
-    A browser on this machine sends requests on behalf of any web page. The header `Origin` shows that the page is of
-    another site; `Host` shows that the page used another site's name for this machine. `peer` is as gRPC names it.
+    A browser on this machine sends requests on behalf of any web page. The header `Origin` shows whether the page is of
+    another site. `Host` shows whether the page used another site's name for this machine. `peer` is as gRPC names it.
     `any_host` also allows a `Host` that is not loopback's, for addresses that other machines reach.
     """
     host = headers.get("host", "")
     if not any_host and not peer.startswith("unix:") and host and not _is_here(host):
-        return f"host {host[:80]!r} is not a name of this machine's loopback; use localhost"
+        return f"header 'Host' is {host[:80]!r}, not a name of this machine's loopback; use localhost"
     origin = headers.get("origin")
     if origin is not None and (not host or origin.partition("://")[2] != host):
         return "requests from web pages of another origin are refused; use a program, or send no Origin header"

@@ -41,8 +41,7 @@ Inferred: TypeAlias = "tuple[pb.ModelInferResponse, tuple[bytes, ...]]"
 
 
 class Calls:
-    """The gRPC services behind HTTP: the Open Inference Protocol's methods, inference, the cameras, and language
-    models."""
+    """The gRPC services that are also reached over HTTP: the Open Inference Protocol, cameras, and language models."""
 
     def __init__(
         self, service: Service, inference: Inference, cameras: CameraService, language: LanguageService
@@ -170,8 +169,8 @@ def _regions(request: Any, response: Any) -> HttpResponse:
 
 
 def _fill_trace(request: pb.TraceSettingRequest, http: HttpRequest) -> None:
-    """Set the trace settings. Null resets a setting. A setting of one model then has the value for all models; a
-    setting for all models then has its default."""
+    """Set the trace settings. Null resets a setting. A model's setting is reset to the global value, and a global
+    setting is reset to its default."""
     if http.method == "POST":
         for name, value in parse_json(http.body, dict[str, list[str] | str | int | None], "the trace settings").items():
             words = [] if value is None else value if isinstance(value, list) else [str(value)]
@@ -179,7 +178,8 @@ def _fill_trace(request: pb.TraceSettingRequest, http: HttpRequest) -> None:
 
 
 def _trace(request: Any, response: pb.TraceSettingResponse) -> HttpResponse:
-    """Return the trace settings. The value of trace_level is a list, those of other settings are single texts."""
+    """Return the trace settings. The value of trace_level is a list; the values of other settings are single
+    strings."""
     found = {name: list(response.settings[name].value) for name in sorted(response.settings)}
     is_list = {name: name == "trace_level" or len(words) != 1 for name, words in found.items()}
     return json_response({name: words if is_list[name] else words[0] for name, words in found.items()})
@@ -204,7 +204,7 @@ def _logging(request: Any, response: pb.LogSettingsResponse) -> HttpResponse:
 
 def _size(key: str, value: int, bits: int = 63) -> int:
     if not 0 <= value < 1 << bits:
-        raise InvalidInput(f"{key[:60]!r} is not a number from 0 to 2**{bits} - 1")
+        raise InvalidInput(f"{key[:60]!r} must be a number from 0 to 2**{bits} - 1")
     return value
 
 
@@ -231,8 +231,9 @@ _CONVERSIONS: dict[str, Conversion] = {
 
 
 async def by_message(calls: Calls, http: HttpRequest, method: str, names: Mapping[str, str]) -> HttpResponse:
-    """Call a method with small messages. `names` are the variable parts of the path. Each becomes a field: `model`
-    becomes `model`, `model_name` or `name`, the first that the message has."""
+    """Call a method with small messages. `names` are the variable parts of the path. Each part becomes a field of the
+    message. For example, the part `model` becomes the field `model`, `model_name` or `name`: the first of these that
+    the message has."""
     kind = getattr(pb, f"{method}Request")
     known = kind.DESCRIPTOR.fields_by_name
     fill, answer = _CONVERSIONS.get(method, _USUAL)
@@ -264,7 +265,8 @@ class DetectQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def detect(calls: Calls, http: HttpRequest, model: str = "") -> HttpResponse:
-    """Detect objects in the image of the body. Raw outputs are described without their bytes."""
+    """Detect objects in the image that the body has. If the model returns raw outputs, the answer describes them
+    without their bytes."""
     delivery = await calls.cameras.answer(frame_of(http, model))
     text = encode(delivered(Echo(delivery.camera, 0, delivery.tag.model), delivery))
     return HttpResponse(parts=(text,), headers=(("content-type", JSON),))
@@ -297,7 +299,7 @@ def _query(query: Mapping[str, str]) -> DetectQuery:
 def _region(text: str) -> camera_pb.Region:
     numbers = text.split(",")
     if len(numbers) != 4 or not all(each.isascii() and each.isdecimal() and len(each) < 10 for each in numbers):
-        raise InvalidInput(f"region {text[:60]!r} is not X,Y,WIDTH,HEIGHT in pixels")
+        raise InvalidInput(f"invalid region {text[:60]!r}; give X,Y,WIDTH,HEIGHT in pixels")
     x, y, width, height = map(int, numbers)
     return camera_pb.Region(x=x, y=y, width=width, height=height)
 
@@ -328,5 +330,5 @@ def _header_length(http: HttpRequest) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise InvalidInput(f"header {tensors.HEADER_LENGTH} is {text[:40]!r}; set it to the size of the JSON in bytes")
+        raise InvalidInput(f"header {tensors.HEADER_LENGTH!r} is {text[:40]!r}; give the size of the JSON in bytes")
     return int(text)

@@ -86,7 +86,8 @@ ClassPrediction = TypedDict("ClassPrediction", {"class": str, "class_id": int, "
 
 
 class SecondStep(TypedDict):
-    """The second step of a pipeline. `nested` of each prediction with a crop has the second model's answer."""
+    """The second step of a pipeline. In each prediction that was cropped, the field `nested` has the second model's
+    answer."""
 
     model: str
     engine: str

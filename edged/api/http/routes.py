@@ -86,7 +86,8 @@ _PATTERNS = (
 
 
 class Route(NamedTuple):
-    """The method that a request calls. `method` is its name in gRPC; `names` are the variable parts of the path."""
+    """The method that a request calls. `method` is the method's name in gRPC. `names` are the variable parts of the
+    request's path."""
 
     method: str
     names: dict[str, str]
@@ -131,7 +132,8 @@ class Dispatcher:
         self._calls, self._guard, self._address = calls, guard, address
 
     def refusal(self, request: HttpRequest) -> HttpResponse | None:
-        """Return the response if the head of a request is enough to answer it, such as an error; otherwise None."""
+        """Return the response if the head of a request is enough to answer the request, for example with an error;
+        otherwise None."""
         is_local = self._guard.listener(self._address, has_tls=False).is_local
         why = web_page_refusal(request.headers, request.peer, any_host=not is_local)
         if why is not None:
@@ -223,7 +225,7 @@ def _settings(route: Route, body: bytes) -> dict[str, str]:
 
 
 def _failure(request: HttpRequest, error: Exception) -> HttpResponse:
-    """Return the response to a request that failed, in the form of its protocol."""
+    """Return the response to a request that failed, in the form of the protocol that the path belongs to."""
     found = failure_response(error)
     if not request.path.startswith(_OPENAI):
         return found

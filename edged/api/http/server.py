@@ -144,7 +144,7 @@ class Server(uvicorn.Server):
         self._listening.set()
 
     async def stop(self, grace: float) -> None:
-        """Accept no more requests; let running ones end within `grace` seconds."""
+        """Accept no more requests; let running requests end within `grace` seconds."""
         if self._task is None:
             return
         self.config.timeout_graceful_shutdown = cast(int, max(grace, 0.01))  # fractions of a second work, too

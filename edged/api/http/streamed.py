@@ -14,7 +14,7 @@ _MOST_WAITING = 32  # most chunks that the client has not read; at this limit th
 
 
 class Streamed:
-    """An iterator over the chunks that a task makes. Call `begin` first, and `close` in any case."""
+    """An iterator over the chunks that a task makes. Call `begin` first. Always call `close` in the end."""
 
     def __init__(self, work: Callable[[Send], Awaitable[None]], failed: Callable[[str, str], bytes]) -> None:
         """`work` calls its argument with each chunk. If the work fails after its first chunk, `failed` makes the last

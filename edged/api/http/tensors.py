@@ -60,8 +60,8 @@ class InferBody(msgspec.Struct, frozen=True):
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
-    """How outputs are sent: as raw contents if `binary` is True for the output's name, otherwise as JSON. `default`
-    applies to outputs that `binary` does not have."""
+    """How outputs are sent: as raw contents if `binary` is True for the name of the output, otherwise as JSON.
+    `default` applies to outputs whose names are not in `binary`."""
 
     default: bool = False
     binary: Mapping[str, bool] = {}
@@ -84,10 +84,10 @@ _encoder = msgspec.json.Encoder()
 
 
 def read(model: str, version: str, body: bytes, header_length: int | None) -> InferRequest:
-    """Return the request in a body. Raises InvalidInput, naming the tensor. This does not compare the shapes with the
-    model's shapes."""
+    """Return the request in a body. Raises InvalidInput, naming the tensor. This function does not compare the shapes
+    with those of the model."""
     if header_length is not None and header_length > len(body):
-        raise InvalidInput(f"{HEADER_LENGTH} is {header_length}, but the body has only {len(body)} bytes")
+        raise InvalidInput(f"header {HEADER_LENGTH!r} is {header_length}, but the body has only {len(body)} bytes")
     request, lists = _decode(body if header_length is None else body[:header_length])
     behind = memoryview(body)[len(body) if header_length is None else header_length :]
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=request.id)
@@ -98,21 +98,23 @@ def read(model: str, version: str, body: bytes, header_length: int | None) -> In
         _add(message, each)
         size = each.parameters.get(_SIZE)
         if sum((size is not None, bool(each.text), _REGION in each.parameters)) > 1:
-            raise InvalidInput(f"input {each.name!r} is sent in two ways; set only one of data, {_SIZE} and {_REGION}")
+            raise InvalidInput(f"input {each.name!r} is sent in two ways; set one of 'data', {_SIZE!r} or {_REGION!r}")
         if size is not None:
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-                raise InvalidTensor(f"input {each.name!r}: {_SIZE} is not a whole number, 0 or more")
+                raise InvalidTensor(f"input {each.name!r}: {_SIZE!r} is not a whole number, 0 or more")
             if size > len(behind) - position:
                 left = len(behind) - position
-                raise InvalidTensor(f"input {each.name!r} has {_SIZE} {size}, but only {left} bytes follow in the body")
+                raise InvalidTensor(
+                    f"input {each.name!r}: {_SIZE!r} is {size}, but only {left} bytes follow in the body"
+                )
             raw.append(behind[position : position + size])
             position += size
         elif each.text:
             raw.append(values.read(each.name, each.datatype, each.shape, lists.get(each.text, each.text)))
         elif _REGION not in each.parameters:
-            raise InvalidTensor(f"input {each.name!r} has no values; set data, {_SIZE} or {_REGION}")
+            raise InvalidTensor(f"input {each.name!r} has no values; set 'data', {_SIZE!r} or {_REGION!r}")
     if position != len(behind):
-        raise InvalidTensor(f"{len(behind)} bytes follow the JSON, but its inputs need {position}")
+        raise InvalidTensor(f"{len(behind)} bytes follow the JSON, but the inputs need {position}")
     binary: dict[str, bool] = {}
     for output in request.outputs:
         if _WANTED in output.parameters:
@@ -128,7 +130,7 @@ def raw_request(
     """Return the request for a header length of 0: the whole body is the only input of a model. Raises InvalidInput if
     the model has several inputs, or if its metadata do not determine the shape."""
     if len(inputs) != 1:
-        raise InvalidInput(f"model {model!r} has {len(inputs)} inputs; without JSON only a single input can be sent")
+        raise InvalidInput(f"model {model!r} has {len(inputs)} inputs, but a body without JSON has only one; send JSON")
     spec = inputs[0]
     shape = list(spec.shape)
     contents: Part = body
@@ -167,8 +169,8 @@ def write(message: pb.ModelInferResponse, raw: Sequence[Part], format: OutputFor
 
 
 def _decode(text: bytes) -> tuple[InferBody, dict[bytes, Piece]]:
-    """Return the request, and its long lists by name; in the request, the names stand in place of the lists. Raises
-    InvalidInput."""
+    """Return the request without its long lists of numbers, and these lists by name. In the request, each long list is
+    replaced by its name. Raises InvalidInput."""
     try:
         if len(text) > _LARGE:
             short, lists = set_aside(text)
@@ -192,9 +194,11 @@ def _decode_all(text: bytes) -> InferBody:
 
 def _add(message: pb.ModelInferRequest, given: InputBody) -> None:
     if given.datatype not in DATATYPES:
-        raise InvalidTensor(f"input {given.name!r} has datatype {given.datatype[:40]!r}, unknown to the protocol")
+        raise InvalidTensor(
+            f"input {given.name!r} has the unknown datatype {given.datatype[:40]!r}; use one such as FP32"
+        )
     if not all(-(1 << 63) <= dim < 1 << 63 for dim in given.shape):
-        raise InvalidTensor(f"input {given.name!r} has an impossible shape")
+        raise InvalidTensor(f"input {given.name!r} has a shape whose sizes do not fit 64 bits")
     tensor = message.inputs.add(name=given.name, datatype=given.datatype, shape=given.shape)
     _set(tensor.parameters, given.parameters, _SIZE, f"input {given.name!r}")
 
@@ -208,9 +212,7 @@ def _completed(shape: list[int], item: int, size: int, name: str) -> list[int]:
         free = free[1:]
     fixed = item * math.prod(dim for dim in shape if dim >= 0)
     if len(free) > 1:
-        raise InvalidTensor(
-            f"input {name!r} has the shape {shape}, with several open sizes; send JSON with the whole shape"
-        )
+        raise InvalidTensor(f"input {name!r} has several open dimensions, {shape}; send JSON with the whole shape")
     if free and fixed:
         shape = [size // fixed if dim < 0 else dim for dim in shape]
     return shape
@@ -224,7 +226,8 @@ def _flag(parameters: Parameters, key: str) -> bool:
 
 
 def _set(parameters: Any, given: Parameters, own: str, whose: str) -> None:
-    """Add the parameters to a message's map of InferParameter, except `own`, which exists only in HTTP."""
+    """Add the parameters to a message's map of InferParameter, except the parameter `own`, which exists only in
+    HTTP."""
     for key, value in given.items():
         if key == own:
             continue

@@ -1,8 +1,8 @@
 """Converts tensors in JSON to raw contents and back. Pure.
 
 Numbers are decoded and encoded in blocks, so that only a part of a large tensor exists as Python objects at a time.
-Nested lists are read as one list, row by row. JSON has no NaN and no infinities: they are the bare words `NaN`,
-`Infinity` and `-Infinity`, as in Triton's clients; in requests they can also be strings.
+Nested lists are read as one list, row by row. JSON has no NaN and no infinities, so they are written as the bare words
+`NaN`, `Infinity` and `-Infinity`, as in Triton's clients. In requests they can also be strings.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Piece:
 
 
 def set_aside(text: bytes) -> tuple[bytes, dict[bytes, Piece]]:
-    """Replace each long list in a JSON text by a unique string. Return the text, and the lists by these strings, which
-    include their quotes."""
+    """Replace each long list in a JSON text by a unique string. Return the new text, and a mapping from these strings
+    (with their quotes) to the lists."""
     kept: list[bytes] = []
     lists: dict[bytes, Piece] = {}
     done, quote = 0, text.find(b'"')
@@ -58,8 +58,8 @@ def set_aside(text: bytes) -> tuple[bytes, dict[bytes, Piece]]:
 
 
 def _list(text: bytes, start: int, end: int) -> Piece | None:
-    """Return the list that follows a colon at `start`, up to the last `]` before the next `}` or `end`. None if no list
-    follows."""
+    """Return the list that follows a colon at `start`; None if no list follows. The list ends at the last `]` before
+    the next `}`. If there is no `}` before `end`, the list ends at the last `]` before `end`."""
     first = text.find(b"[", start, start + _COLON)
     if first < 0 or text[start:first].strip() != b":":
         return None
@@ -89,7 +89,7 @@ def read(name: str, datatype: str, shape: list[int], data: bytes | Piece) -> byt
     _require_json(f"input {name!r}", datatype)
     piece = data if isinstance(data, Piece) else Piece(data, 0, len(data))
     if not piece.text.startswith(b"[", piece.start):
-        raise InvalidTensor(f"input {name!r}: data is not a list")
+        raise InvalidTensor(f"input {name!r}: 'data' is not a list")
     if datatype == "BYTES":
         if len(piece) > _MOST_STRINGS:
             raise TooLarge(f"input {name!r} has {len(piece)} characters of JSON, too many; send strings as binary data")
@@ -116,7 +116,7 @@ def _numbers(name: str, datatype: str, shape: list[int], piece: Piece) -> bytes 
         values[position : position + part.size] = part
         position += part.size
     if position != count or depth:
-        raise InvalidTensor(f"input {name!r}: data is not a list of numbers with brackets that match")
+        raise InvalidTensor(f"input {name!r}: 'data' is not a list of numbers with brackets that match")
     return values.view(np.uint8).data if values.size else b""
 
 
@@ -154,11 +154,11 @@ def _require_json(tensor: str, datatype: str) -> None:
 
 def _require_count(name: str, count: int, shape: list[int]) -> None:
     if any(dim < 0 for dim in shape) or count != math.prod(shape):
-        raise InvalidTensor(f"input {name!r}: data has {count} values, but its shape is {shape[:16]}")
+        raise InvalidTensor(f"input {name!r}: 'data' has {count} values, which do not fit the shape {shape[:16]}")
 
 
 def _blocks(piece: Piece) -> Iterator[bytes]:
-    """Yield the text in parts, cut at commas."""
+    """Yield the text in parts. The text is cut at commas, which are left out."""
     start = piece.start
     while start < piece.end:
         cut = piece.text.find(b",", start + _BLOCK, piece.end)
@@ -176,7 +176,7 @@ def _decoded(name: str, datatype: str, dtype: np.dtype[np.generic], block: bytes
                 return np.array(_real(block), np.float64).astype(dtype)
         wide = np.array(_whole.decode(block), np.uint64 if dtype.kind == "u" else np.int64)
     except (msgspec.DecodeError, OverflowError) as error:
-        raise InvalidTensor(f"input {name!r} is {datatype}, but its data is not: {explain(error)}") from None
+        raise InvalidTensor(f"input {name!r} is {datatype}, but 'data' has other values: {explain(error)}") from None
     bounds = np.iinfo(dtype.name)
     if wide.size and (int(wide.min()) < bounds.min or int(wide.max()) > bounds.max):
         raise InvalidTensor(f"input {name!r} has values that do not fit {datatype}")
@@ -197,12 +197,13 @@ def _strings(name: str, text: bytes) -> list[bytes]:
     try:
         _flatten(_anything.decode(text), found, _DEEPEST)
     except (*NOT_JSON, TypeError):
-        raise InvalidTensor(f"input {name!r} is BYTES, but its data is not strings in lists") from None
+        raise InvalidTensor(f"input {name!r} is BYTES, but 'data' is not a list of strings") from None
     return found
 
 
 def _flatten(values: list[Any], found: list[bytes], deepest: int) -> None:
-    """Append the strings in nested lists to `found`. Raises TypeError for other values, or for too deep nesting."""
+    """Append the strings in nested lists to `found`. Raises TypeError for other values, and for lists that are nested
+    too deeply."""
     for value in values:
         if isinstance(value, str):
             found.append(value.encode())
@@ -223,4 +224,6 @@ def _text(name: str, element: bytes) -> str:
     try:
         return element.decode()
     except UnicodeDecodeError:
-        raise InvalidTensor(f"output {name!r} is not UTF-8, which JSON needs; request binary_data") from None
+        raise InvalidTensor(
+            f"output {name!r} is not UTF-8, which JSON needs; set the output's parameter 'binary_data'"
+        ) from None

@@ -107,7 +107,7 @@ class Call:
 
     async def read(self) -> Message | None:
         """Return the next message; None if no further message comes. If the message is large, first let the client send
-        the rest of it."""
+        the rest of the message."""
         self._at_once += 1
         if self._at_once >= _AT_ONCE:
             self._at_once = 0
@@ -179,7 +179,7 @@ class Call:
         return began
 
     def _fill(self, data: memoryview) -> int:
-        """Copy bytes into the incomplete message; return how many."""
+        """Copy bytes into the incomplete message; return how many were copied."""
         assert self._partial is not None
         take = min(len(data), self._expected - self._filled)
         self._partial[self._filled : self._filled + take] = data[:take]
@@ -207,7 +207,7 @@ class Call:
             self.finish(Status.UNIMPLEMENTED, "compressed messages are not accepted; send them uncompressed")
         elif size > (most := self._connection.max_message):
             problem = (
-                f"the message has {size} bytes, more than {most}; raise max_message_mb in the daemon's configuration"
+                f"the message has {size} bytes, more than {most}; raise 'max_message_mb' in the daemon's configuration"
             )
             self.finish(Status.RESOURCE_EXHAUSTED, problem)
         else:
@@ -316,7 +316,7 @@ class Call:
             self._expiry.cancel()
 
     def _expire(self) -> None:
-        self.finish(Status.DEADLINE_EXCEEDED, "the deadline passed")
+        self.finish(Status.DEADLINE_EXCEEDED, "the call's deadline passed")
         self._cancel()
 
     def _cancel(self) -> None:

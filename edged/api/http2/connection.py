@@ -40,7 +40,7 @@ Begin: TypeAlias = "Callable[[Call], asyncio.Task[None]]"
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection. `begin` is called with each call, `ended` once the connection is closed."""
+    """One connection. `begin` starts the task of each new call. `ended` is called after the connection has closed."""
 
     def __init__(self, limits: Limits, begin: Begin, peer: str, ended: Callable[[Connection], None]) -> None:
         """`peer`: the client as gRPC names it."""
@@ -157,8 +157,8 @@ class Connection(asyncio.BufferedProtocol):
     def _resize(self, size: int) -> None:
         """Move the unprocessed bytes to a buffer of `size` bytes.
 
-        The usual buffer may become full while reading is paused: before Python 3.11, asyncio delivers all TLS records
-        of one read from the socket (256 KiB) before it pauses.
+        A buffer of the usual size can become full while reading is paused: before Python 3.11, asyncio delivers all TLS
+        records of one read from the socket (256 KiB) before it pauses.
         """
         buffer, rest = memoryview(bytearray(size)), self._end - self._begin
         buffer[:rest] = self._buffer[self._begin : self._end]
@@ -269,7 +269,7 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def _take_data(self) -> bool:
-        """Process received bytes of the DATA frame; return whether there were any."""
+        """Process received bytes of the DATA frame; return whether any bytes were waiting."""
         count = min(self._end - self._begin, self._data_rest or self._padding_rest)
         if not count:
             return False
@@ -382,8 +382,8 @@ class Connection(asyncio.BufferedProtocol):
             self._headers(self._block_stream, self._block_flags, block)
 
     def _headers(self, stream: int, flags: int, block: bytes) -> None:
-        """Begin a call. If the stream has begun before, the headers are trailers: end the messages of its call, and
-        ignore the fields."""
+        """Begin a call. If the stream has begun before, the headers are trailers: the client sends no more messages of
+        the call, and the fields are ignored."""
         self._work += _HEADERS_WORK + len(block) // _BLOCK_WORK
         if cost := len(block) // costs.BLOCK_BYTES:
             self._allowance.charge(cost)
@@ -482,7 +482,7 @@ class Connection(asyncio.BufferedProtocol):
         self._close_if_done()
 
     def leave(self) -> None:
-        """Accept no new calls, and close once the running ones have ended.
+        """Accept no new calls, and close once the running calls have ended.
 
         A call may be on its way when the client receives GOAWAY: the call is refused, and the client sends it again on
         another connection. If the connection were closed at once, the client could not know whether the call had begun.
@@ -495,7 +495,7 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         """End all calls and close."""
         for call in list(self.calls.values()):
-            call.finish(Status.UNAVAILABLE, "the daemon is stopping")
+            call.finish(Status.UNAVAILABLE, "the daemon is stopping; call again when it is back")
             call.abandon()
         self._close()
 

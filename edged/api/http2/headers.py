@@ -55,8 +55,9 @@ class Status(IntEnum):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The headers of a call. `timeout` is in seconds, None for no timeout. `status` is OK, or `status` and `problem`
-    say why the call cannot be answered. `http` is 200, or the HTTP status for a client that does not use gRPC."""
+    """The headers of a call. `timeout` is in seconds, None for no timeout. `status` is OK if the call can be answered;
+    otherwise `status` and `problem` say why not. `http` is 200, or the HTTP status for a client that does not use
+    gRPC."""
 
     path: str = ""
     metadata: Metadata = ()
@@ -89,7 +90,7 @@ class HeadDecoder:
         return found
 
     def fields(self, block: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the fields of any block. Raises ConnectionFault."""
+        """Return the header fields in a block, which can also be a block of trailers. Raises ConnectionFault."""
         if not _INDEXED.issuperset(block):
             self._known.clear()
         try:
@@ -130,14 +131,14 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
             encoding = value
         elif name == "grpc-timeout":
             timeout, problem = _timeout(value), problem
-            problem = problem if timeout is not None else "the header grpc-timeout is malformed"
+            problem = problem if timeout is not None else "the header 'grpc-timeout' is malformed"
         if name in _NOT_METADATA:
             continue
         if name.endswith("-bin"):
             metadata += [(name, each) for each in _binary(value)]
             continue
         if not value.isascii() or not value.isprintable():
-            problem = problem or f"the header {name} is not text"
+            problem = problem or f"the header {name!r} is not printable ASCII"
             continue
         if name == "authorization":
             authorization.append(value)
@@ -154,7 +155,7 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
             head, status=Status.UNKNOWN, problem="the content-type is not application/grpc", http=415
         )
     if size > MOST_METADATA:
-        problem = f"the metadata has {size} bytes, more than {MOST_METADATA}"
+        problem = f"the call's metadata has {size} bytes; send at most {MOST_METADATA}"
         return msgspec.structs.replace(head, status=Status.RESOURCE_EXHAUSTED, problem=problem)
     if encoding not in ("", "identity"):
         problem = f"messages compressed with {encoding[:20]} are not accepted; send them uncompressed"
@@ -213,7 +214,7 @@ END_OK = field("grpc-status", "0")  # the fields after the last message of a suc
 
 
 def end(status: Status, message: str, metadata: Metadata = ()) -> bytes:
-    """Return the fields after the last message."""
+    """Return the header fields that follow the last message."""
     found = field("grpc-status", str(status.value))
     if message:
         found += field("grpc-message", quote(message, safe=_AS_IT_IS))
@@ -224,5 +225,5 @@ _AS_IT_IS = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 def not_grpc(http: int) -> bytes:
-    """Return the fields of the whole response to a client that does not use gRPC."""
+    """Return all header fields of the response to a client that does not use gRPC."""
     return field(":status", str(http)) + field("content-type", "text/plain")

@@ -45,8 +45,8 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Allowance:
-    """Limits the HTTP/2 frames that carry no part of a message, such as PING and SETTINGS. Each costs units of an
-    allowance, which rises with time and with each message."""
+    """Limits the HTTP/2 frames that carry no part of a message, such as PING and SETTINGS. Each such frame costs units
+    of an allowance, which grows with time and with each message."""
 
     def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
         """`now` is a monotonic clock, in seconds."""
@@ -54,7 +54,7 @@ class Allowance:
         self._left, self._grown_at = limits.allowance, now()
 
     def answered(self, messages: int = 1) -> None:
-        """Enlarge the allowance for messages that the daemon read or sent."""
+        """Enlarge the allowance, because the daemon read or sent this number of messages."""
         self._left += _ANSWERED * messages
 
     def charge(self, cost: float = FRAME) -> None:
@@ -65,4 +65,6 @@ class Allowance:
             self._left = min(self._most, self._left + (now - self._grown_at) * self._per_second)
             self._grown_at = now
             if self._left < 0:
-                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames without a message")
+                raise ConnectionFault(
+                    Code.ENHANCE_YOUR_CALM, "too many frames that carry no message, such as PING and SETTINGS"
+                )

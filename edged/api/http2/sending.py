@@ -18,8 +18,8 @@ _UNSENT = 1 << 20  # bytes in the send buffer above which calls wait
 
 
 def writelines_never_pauses(version: tuple[int, ...]) -> bool:
-    """Whether `writelines` of asyncio's sockets never calls `pause_writing` in this version of Python (CVE-2024-12254),
-    so that the answers to a client that does not read would fill the memory."""
+    """Whether `writelines` of asyncio's sockets has the fault CVE-2024-12254 in this version of Python. With the fault
+    it never calls `pause_writing`, so that answers to a client that does not read would fill the memory."""
     return (3, 12) <= version < (3, 12, 9) or (3, 13) <= version < (3, 13, 2)
 
 
@@ -70,7 +70,7 @@ class Sender:
             self._transport.write(data)
 
     def send_headers(self, stream: int, block: bytes, flags: int) -> None:
-        """Send a block of headers, in several frames if it is longer than one."""
+        """Send a block of headers, in several frames if the block does not fit into one."""
         parts = [block[at : at + self.max_frame] for at in range(0, len(block), self.max_frame)]
         kind = frames.HEADERS
         for number, part in enumerate(parts, 1):
@@ -79,7 +79,9 @@ class Sender:
             kind, flags = frames.CONTINUATION, 0
 
     def takes(self, size: int) -> bool:
-        """Whether a message of `size` bytes can be sent at once, as one small frame that is copied."""
+        """Whether a message of `size` bytes can be sent now with `send_data`. The connection's window and the send
+        buffer must have room, and the message must fit into one frame. The message must also be small, because its
+        bytes are copied into the frame."""
         return size <= self._window and size <= self.max_frame and size <= _COPIED and self._is_writable
 
     def send_data(self, data: bytes, size: int) -> None:

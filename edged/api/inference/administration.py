@@ -54,8 +54,8 @@ class AdministrationHandlers:
     async def repository_model_unload(
         self, request: pb.RepositoryModelUnloadRequest, context: Context
     ) -> pb.RepositoryModelUnloadResponse:
-        """Unload a model or ensemble. With `unload_dependents`, unload the models that were loaded only for this
-        ensemble, too."""
+        """Unload a model or ensemble. With `unload_dependents`, also unload the models that were loaded only for this
+        ensemble."""
         _require_the_repository(request.repository_name)
         has_parts = False
         for name, parameter in request.parameters.items():
@@ -100,8 +100,8 @@ class AdministrationHandlers:
 
 
 def overrides(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> tuple[str | None, dict[str, bytes]]:
-    """Return the configuration (None if it is not given), and the files by path, from the parameters of loading a
-    model. Raises InvalidInput for other parameters."""
+    """Return the configuration (None if it is not given), and a mapping from paths to files, from the parameters of
+    loading a model. Raises InvalidInput for other parameters."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for name, parameter in parameters.items():
@@ -193,8 +193,8 @@ _KINDS: dict[type[Value], tuple[str, str]] = {
 
 
 class LogSettings(msgspec.Struct, frozen=True):
-    """Settings of the log, named as on the wire. `log_verbose_level` 1 also logs every call, 2 also debug messages of
-    libraries."""
+    """Settings of the log, named as on the wire. With `log_verbose_level` 1, the daemon logs every call too. With 2, it
+    logs every call and the debug messages of libraries."""
 
     log_file: str = ""
     log_info: bool = True
@@ -223,7 +223,8 @@ class LogHandlers:
         self._levels: dict[str, int] = {}
 
     async def log_settings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
-        """Change the given settings, and return all. If one is invalid, change none and raise InvalidInput."""
+        """Change the given settings, and return all. If a given setting is invalid, change none and raise
+        InvalidInput."""
         if request.settings:
             self._settings = changed(self._settings, {name: _value(value) for name, value in request.settings.items()})
             self._apply()
@@ -238,7 +239,7 @@ class LogHandlers:
         return self._settings.admits(record.levelno)
 
     def again(self) -> None:
-        """Apply the settings of clients again, after the configuration of the log changed."""
+        """Apply the settings of clients once more, because the configuration of the log changed."""
         self._levels.clear()
         self._apply()
 
@@ -255,16 +256,17 @@ class LogHandlers:
 
 
 def changed(settings: LogSettings, values: dict[str, Value | None]) -> LogSettings:
-    """Return `settings` with these values replaced; names are those of the protocol. Raises InvalidInput."""
+    """Return a copy of `settings` with these new values. The keys of `values` are the protocol's names of the settings.
+    Raises InvalidInput."""
     known = msgspec.structs.asdict(settings)
     for name, value in values.items():
         if name not in known:
             raise InvalidInput(f"log setting {name[:40]!r} does not exist; known settings: {', '.join(known)}")
         if name == "log_file" and value != "":
-            raise InvalidInput("log_file cannot be set by clients; redirect the daemon's standard error instead")
+            raise InvalidInput("clients cannot set 'log_file'; redirect the daemon's standard error instead")
         kind, allowed = _KINDS[type(known[name])]
         if type(value) is not type(known[name]) or (name == "log_format" and value not in _FORMATS):
-            raise InvalidInput(f"{name} must be {allowed}, sent as {kind}")
+            raise InvalidInput(f"log setting {name!r} must be {allowed}, sent as {kind}")
     return msgspec.structs.replace(settings, **values)
 
 

@@ -29,8 +29,9 @@ from edged.serving.work import Answered, InputTensor
 
 
 class PartRequest(msgspec.Struct, frozen=True):
-    """A request to the model of a step. `sink` gets the `outputs`. `expires` is in seconds of time.monotonic().
-    `patient`: if the queue is full, the request waits and is not refused."""
+    """A request to the model of a step. `outputs` names the requested outputs, and `sink` receives their values.
+    `expires` is in seconds of time.monotonic(). `patient`: if the queue is full, the request waits and is not
+    refused."""
 
     inputs: tuple[InputTensor, ...]
     outputs: Collection[str]

@@ -84,8 +84,8 @@ class Inference:
         self._sequences.close()
 
     async def answer(self, request: Request, caller: Caller, write: Write[Written]) -> list[Written]:
-        """Answer a request: call `write` for each response while the response's contents are valid, and return the
-        results of these calls.
+        """Answer a request. Call `write` for each response, and return the results of these calls. The contents of a
+        response are valid only during the call of `write`.
 
         A streamed call of a decoupled model has any number of responses, every other call exactly one. Raises the error
         of a request that fails.
@@ -208,7 +208,7 @@ class Inference:
 
 
 def _require_carried(wanted: tuple[RequestedOutput, ...]) -> None:
-    """Raise InvalidInput if the client requests an output of a decoupled model in shared memory."""
+    """Raise InvalidInput if the client of a decoupled model requests an output in shared memory."""
     for each in wanted:
         if each.place is not None:
             raise InvalidInput(
@@ -218,11 +218,12 @@ def _require_carried(wanted: tuple[RequestedOutput, ...]) -> None:
 
 
 def _part_outputs(served: _Served, wanted: Collection[str]) -> tuple[str, ...] | None:
-    """Return the outputs that a step of an ensemble wants; None for all, so that the step can be in a batch with
-    requests of clients. Raises InvalidTensor if the model was replaced by one without these outputs."""
+    """Return the outputs that a step of an ensemble wants; None if the step wants all outputs. A client's request for
+    all outputs has None too, and only requests for the same outputs can share a batch. Raises InvalidTensor if the
+    model was replaced by one without these outputs."""
     names = [spec.name for spec in served.model.inspection.signature.outputs]
     if missing := next((name for name in wanted if name not in names), None):
-        raise InvalidTensor(f"the model no longer has output {missing[:60]!r}; it was replaced")
+        raise InvalidTensor(f"the model was replaced, and no longer has output {missing[:60]!r}")
     return None if len(wanted) == len(names) else tuple(name for name in names if name in wanted)
 
 
@@ -234,14 +235,17 @@ def _sequencing(request: Request, served: _Served, asked: Options) -> Sequencing
     if plan.declared:
         if not asked.sequence:
             raise InvalidInput(
-                f"model {served.model.name!r} answers only requests of sequences: set sequence_id,"
-                " and sequence_start in the first request of a sequence"
+                f"model {served.model.name!r} answers only requests of sequences: set 'sequence_id',"
+                " and 'sequence_start' in the first request of a sequence"
             )
         return plan
     given = {tensor.name for tensor in request.message.inputs}
     missing = [state.input for state in plan.states if state.input not in given]
     if missing and not asked.sequence:
-        raise InvalidTensor(f"input {missing[0]!r} is missing; send it, or set sequence_id so that edged keeps it")
+        raise InvalidTensor(
+            f"input {missing[0]!r} is missing; send this state of the model, or set 'sequence_id', so that edged keeps"
+            " the state"
+        )
     return plan if missing else None  # None: a client that sends all states itself needs no sequence
 
 
@@ -273,8 +277,8 @@ def _form(
 
 
 def _expires(planned: PlannedModel, asked: Options, latest: float) -> float:
-    """Return when a request expires, in seconds of time.monotonic(). This is its caller's deadline, `latest`, or its
-    own timeout if that is earlier and the queue policy allows timeouts."""
+    """Return when a request expires, in seconds of time.monotonic(). This is `latest`, the deadline of the caller. If
+    the queue policy allows timeouts of requests and the request's own timeout is earlier, that timeout counts."""
     batching = planned.slot.batching_policy
     policy = batching.of(batching.level(asked.priority))
     if not asked.timeout_s or not policy.allow_override:
@@ -283,7 +287,7 @@ def _expires(planned: PlannedModel, asked: Options, latest: float) -> float:
 
 
 def _names(form: Form) -> tuple[str, ...] | None:
-    """Return the names of the outputs, including states, that an engine must compute; None for all."""
+    """Return the names of the outputs that an engine must compute, states too; None for all outputs."""
     names = [each.name for each in form.wanted]
     return tuple(dict.fromkeys((*names, *form.states))) if names else None
 

@@ -35,8 +35,8 @@ def find(controller: Controller, name: str, version: str = "") -> PlannedModel |
 
 
 async def loaded(planned: PlannedModel) -> Model:
-    """Return the model that answers; wait until the model has been read once. Raises NotReady if the model cannot be
-    served."""
+    """Return the model that answers requests. If the model is being read for the first time, wait for that. Raises
+    NotReady if the model cannot be served."""
     await _read(planned)
     answering = planned.answering
     if answering is None:
@@ -46,8 +46,8 @@ async def loaded(planned: PlannedModel) -> Model:
 
 
 async def loaded_ensemble(planned: PlannedEnsemble) -> BoundEnsemble:
-    """Return the ensemble that answers; wait until its models have been read once. Raises NotReady if the ensemble
-    cannot be served."""
+    """Return the ensemble that answers requests. If one of its models is being read for the first time, wait for that.
+    Raises NotReady if the ensemble cannot be served."""
     parts = planned.parts()
     for part in () if isinstance(parts, str) else parts:
         await _read(part)
@@ -82,8 +82,9 @@ class ConfigurationHandlers:
         self._controller = controller
 
     async def model_ready(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        """Return false while requests would have to wait, and for an unknown model, as Triton does. Raises NotReady for
-        a model that exists but cannot be served, since some clients look only at the status."""
+        """Return whether the model is ready: false while requests would have to wait. An unknown model is not ready, as
+        in Triton. Raises NotReady for a model that exists but cannot be served, since some clients look only at the
+        status."""
         try:
             language = self._controller.language.find(request.name, request.version)
             if language is not None:

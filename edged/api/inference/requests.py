@@ -103,7 +103,7 @@ def requested_outputs(
     outputs: Iterable[pb.ModelInferRequest.InferRequestedOutputTensor],
 ) -> tuple[RequestedOutput, ...]:
     """Return the requested outputs in their order; empty means all outputs. If an output is requested several times,
-    the last one counts. Raises InvalidInput, naming the output."""
+    the last request for it counts. Raises InvalidInput, naming the output."""
     found = {each.name: each for each in map(_requested, outputs)}
     return tuple(found.values())
 
@@ -114,13 +114,13 @@ def place(parameters: _Parameters, tensor: str) -> Place | None:
     if REGION not in parameters:
         stray = next((key for key in (BYTE_SIZE, OFFSET) if key in parameters), None)
         if stray is not None:
-            raise InvalidInput(f"{tensor} has {stray} but no {REGION}; name the region")
+            raise InvalidInput(f"{tensor} has {stray!r} but no {REGION!r}; name the region")
         return None
     region = _value(parameters[REGION])
     if not isinstance(region, str) or not region:
-        raise InvalidInput(f"{tensor}: {REGION} is not the name of a region")
+        raise InvalidInput(f"{tensor}: {REGION!r} is not the name of a region")
     if BYTE_SIZE not in parameters:
-        raise InvalidInput(f"{tensor} is in shared memory {region[:60]!r} but has no {BYTE_SIZE}; set it")
+        raise InvalidInput(f"{tensor} is in shared memory {region[:60]!r} but has no {BYTE_SIZE!r}; set it")
     return Place(region, _number(parameters, OFFSET, tensor), _number(parameters, BYTE_SIZE, tensor))
 
 
@@ -128,7 +128,7 @@ def _requested(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> Reque
     name = f"output {output.name[:60]!r}"
     classes = _number(output.parameters, CLASSIFICATION, name)
     if classes > _MOST_CLASSES:
-        raise InvalidInput(f"{name}: {CLASSIFICATION} is {classes}; request at most {_MOST_CLASSES} classes")
+        raise InvalidInput(f"{name}: {CLASSIFICATION!r} is {classes}; request at most {_MOST_CLASSES} classes")
     found = place(output.parameters, name)
     if classes and found is not None:
         raise InvalidInput(f"{name}: classification and shared memory cannot be combined; remove one of the two")
@@ -138,7 +138,7 @@ def _requested(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> Reque
 def _sequence(parameters: _Parameters) -> SequenceId:
     value = _value(parameters["sequence_id"]) if "sequence_id" in parameters else 0
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise InvalidInput("parameter 'sequence_id' is neither a whole number nor text")
+        raise InvalidInput("parameter 'sequence_id' must be a whole number or a string")
     if isinstance(value, str) and len(value) > _LONGEST_ID:
         raise InvalidInput(f"parameter 'sequence_id' is longer than {_LONGEST_ID} characters")
     return value
@@ -192,15 +192,15 @@ class Bounds(msgspec.Struct, frozen=True):
             if shape is not None and not allowed.contains(shape):
                 least, most = list(allowed.minimum), list(allowed.maximum)
                 raise InvalidTensor(
-                    f"input {allowed.name!r} is {list(shape)[:16]}, but must be from {least} to {most};"
+                    f"input {allowed.name!r} has the shape {list(shape)[:16]}, but it must be from {least} to {most};"
                     f" to change that, set the model's {PREFIX}{allowed.name}, or {POLICY} = any for no limit"
                 )
         if unequal := model_shapes.unequal(self.ties, shapes):
             raise InvalidTensor(unequal)
 
     def combination(self, inputs: tuple[InputTensor, ...]) -> Combination:
-        """Return the shapes of those inputs of a request that have an open dimension: engines may be built for these
-        shapes."""
+        """Return the shapes of those inputs of a request that have an open dimension. The daemon counts these shapes,
+        so that it can build engines for frequent ones."""
         shapes = {tensor.name: tensor.shape for tensor in inputs}
         return tuple((name, shapes[name]) for name in self.open if name in shapes)
 
@@ -251,7 +251,7 @@ def inputs_of(
     if request.raw and len(request.raw) != carried:
         elsewhere = " that are not in shared memory" if carried < len(places) else ""
         raise InvalidTensor(
-            f"{carried} inputs{elsewhere} but {len(request.raw)} raw contents; send one raw entry for each such input"
+            f"the request has {carried} inputs{elsewhere} but {len(request.raw)} raw contents; send one for each input"
         )
     shapes = {
         tensor.name: _shape(tensor.datatype, tuple(tensor.shape), specs[tensor.name]) for tensor in message.inputs
@@ -284,22 +284,22 @@ def require_fitting(
 
 
 def rows(model: str, most: int, configured: int, inputs: Sequence[InputTensor]) -> int | None:
-    """Return the number of rows of a request, which is the size of its batch dimension. None for a model without
-    batches, or if the inputs have no rows. `most` is the largest number of rows that the model accepts, 0 for no
-    batches. `configured` is max_batch_size of its configuration, 0 for none.
+    """Return the batch size of a request, which is the first dimension of its inputs. None if the batch size is 0, if
+    the inputs have no dimensions, or if the model has no batch dimension (`most` is 0). `most` is the largest batch
+    size that the model accepts. `configured` is max_batch_size of the model's configuration, 0 if it has none.
 
-    If `configured` is not 0, raises InvalidTensor for more than `most` rows, and for inputs with unequal numbers of
-    rows. If `configured` is 0, returns any number of rows, and None for unequal numbers.
+    If `configured` is not 0, raises InvalidTensor for a batch size above `most`, and for inputs with different batch
+    sizes. If `configured` is 0, the batch size is not checked, and inputs with different batch sizes give None.
     """
     counts = {tensor.shape[0] for tensor in inputs if tensor.shape}
     if not most or not counts or (len(counts) != 1 and not configured):
         return None
     if len(counts) != 1:
         shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in inputs)
-        raise InvalidTensor(f"the inputs of one request have unequal numbers of rows: {shapes}")
+        raise InvalidTensor(f"the inputs of one request have different batch sizes (first dimensions): {shapes}")
     count = counts.pop()
     if count > most and configured:
-        raise InvalidTensor(f"the request has {count} rows; model {model!r} takes {most} at a time")
+        raise InvalidTensor(f"the request has batch size {count}, but model {model!r} takes at most {most}")
     return count or None
 
 
@@ -334,7 +334,7 @@ def _require_names(names: list[str], signature: Signature, filled: Collection[st
 
 def _located(found: Place, spec: TensorSpec, shape: tuple[int, ...], locate: Locate | None) -> Source:
     if locate is None:
-        raise InvalidTensor(f"input {spec.name!r}: shared memory cannot be used here; send the contents")
+        raise InvalidTensor(f"input {spec.name!r}: this call takes no shared memory; send the contents")
     source = locate(found, f"input {spec.name!r}")
     _require_size(spec, shape, found.size)
     return source
@@ -343,12 +343,14 @@ def _located(found: Place, spec: TensorSpec, shape: tuple[int, ...], locate: Loc
 def _shape(datatype: str, shape: tuple[int, ...], spec: TensorSpec) -> tuple[int, ...]:
     if datatype != spec.datatype:
         given = datatype if datatype in DATATYPES else repr(datatype[:40])
-        raise InvalidTensor(f"input {spec.name!r} is {spec.datatype}, the request says {given}")
+        raise InvalidTensor(f"input {spec.name!r} of the model is {spec.datatype}, but the request says {given}")
     sane = len(shape) <= _MAX_RANK and all(0 <= dim <= _MAX_ELEMENTS for dim in shape)
     if not sane or math.prod(shape) > _MAX_ELEMENTS:
         raise InvalidTensor(f"input {spec.name!r} has the impossible shape {list(shape)[:16]}")
     if not spec.admits(shape):
-        raise InvalidTensor(f"input {spec.name!r} is {list(spec.dims)}, the request says {list(shape)[:16]}")
+        raise InvalidTensor(
+            f"input {spec.name!r} of the model is {list(spec.dims)}, but the request says {list(shape)[:16]}"
+        )
     return shape
 
 
@@ -361,7 +363,9 @@ def _require_size(spec: TensorSpec, shape: tuple[int, ...], size: int) -> None:
 def _typed(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, shape: tuple[int, ...]) -> bytes:
     field = _TYPED.get(spec.datatype)
     if field is None:
-        raise InvalidTensor(f"input {spec.name!r} is {spec.datatype}, which only raw contents can carry")
+        raise InvalidTensor(
+            f"input {spec.name!r} is {spec.datatype}, which only raw contents can carry; send raw contents"
+        )
     values: Sequence[object] = getattr(tensor.contents, field)
     if len(values) != math.prod(shape):
         raise InvalidTensor(

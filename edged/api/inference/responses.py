@@ -28,13 +28,13 @@ _MOST_ROWS = 1 << 16  # most rows that become separate responses
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The form of a request's responses. `id` is the request's.
+    """The form of a request's responses. `id` is the id of the request.
 
-    `wanted` are the outputs in their order; empty means all except `hidden`. `states` has, by output, the input that
-    gets the output as its state in the next request. `regions` are shared memory by output. `labels` are names of
-    classes by output; `default_labels` apply to other outputs. `by_row`: every output has a batch dimension. `rows`:
-    each row of the outputs becomes a response; with `empty_final` an empty response follows. `streamed`: each response
-    has the parameter `FINAL`, which is true only in the last response.
+    `wanted` are the outputs in their order; empty means all except `hidden`. `states` maps an output to the input that
+    gets the output's values in the next request. `regions` maps an output to its shared memory. `labels` maps an output
+    to the names of its classes; `default_labels` apply to other outputs. `by_row`: every output has a batch dimension.
+    `rows`: each row of the outputs becomes a response; with `empty_final` an empty response follows. `streamed`: each
+    response has the parameter `FINAL`, which is true only in the last response.
     """
 
     name: str
@@ -137,7 +137,10 @@ def _by_rows(outputs: list[tuple[RequestedOutput, OutputView]]) -> Iterator[list
     counts = {output.shape[0] if output.shape else -1 for _, output in outputs}
     if len(counts) > 1 or -1 in counts:
         shapes = ", ".join(f"{output.name} {list(output.shape)}" for _, output in outputs)
-        raise EngineUnusable(f"the model answers row by row, but its outputs have unequal numbers of rows: {shapes}")
+        raise EngineUnusable(
+            f"the outputs of a decoupled model need equal first dimensions, since each row is a response: {shapes};"
+            " correct the model"
+        )
     if max(counts, default=0) > _MOST_ROWS:
         raise TooLarge(f"the outputs have {max(counts)} rows, each a response; the maximum is {_MOST_ROWS}")
     cuts = [_cuts(output) for _, output in outputs]
@@ -149,7 +152,8 @@ def _by_rows(outputs: list[tuple[RequestedOutput, OutputView]]) -> Iterator[list
 
 
 def _cuts(output: OutputView) -> list[int]:
-    """Return the positions in an output where its rows begin, and the end of the last row."""
+    """Return the positions of an output's bytes at which its rows begin, and the position at which the last row
+    ends."""
     count = output.shape[0]
     if output.datatype != "BYTES":
         size = len(output.data) // count if count else 0
@@ -174,7 +178,7 @@ def classify(tensor: OutputView, classes: int, labels: Sequence[str], by_row: bo
     without numbers, TooLarge for too many strings.
     """
     if tensor.datatype in _UNFIT:
-        raise InvalidInput(f"output {tensor.name!r} is {tensor.datatype}, not scores; remove `classification`")
+        raise InvalidInput(f"output {tensor.name!r} is {tensor.datatype}, not scores; remove 'classification'")
     shape = tensor.shape
     values = to_array(tensor.name, tensor.datatype, shape, tensor.data)
     scores = _widened(values, tensor.datatype)

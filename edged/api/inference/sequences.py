@@ -85,7 +85,7 @@ class _FifoLock:
 
 def _time_out(place: asyncio.Future[None]) -> None:
     if not place.done():
-        place.set_exception(DeadlineExceeded("the deadline passed while earlier requests of its sequence ran"))
+        place.set_exception(DeadlineExceeded("the deadline passed while earlier requests of the sequence ran"))
 
 
 class _Sequence:
@@ -102,8 +102,8 @@ class _Sequence:
 
 
 class Turn(NamedTuple):
-    """The turn of a request in its sequence. `state` is None for a first request; `commit` stores the state after the
-    request, or raises Overloaded if all states together would be too large."""
+    """The turn of a request in its sequence. `state` is None for the first request of a sequence. `commit` stores the
+    state after the request. It raises Overloaded if all states together would be too large."""
 
     state: StateTensors | None
     commit: Callable[[StateTensors], None]
@@ -126,8 +126,9 @@ class Sequences:
     @contextlib.asynccontextmanager
     async def turn(self, of: Hashable, options: Options, idle: float, expires: float) -> AsyncIterator[Turn]:
         """Wait for earlier requests of the same sequence, and yield the turn. `of` identifies client and model: clients
-        cannot use each other's sequences. Raises InvalidInput if the sequence was not started, Overloaded if there are
-        too many sequences or too many waiting requests of this one, or DeadlineExceeded."""
+        cannot use each other's sequences. Raises InvalidInput if the sequence was not started. Raises DeadlineExceeded
+        if earlier requests run until `expires`. Raises Overloaded if there are too many sequences, or if too many
+        requests of this sequence wait."""
         key = (of, options.sequence)
         sequence = self._arrive(key, options, idle)
         try:
@@ -198,7 +199,7 @@ class Sequences:
 def _unknown(identifier: SequenceId) -> InvalidInput:
     return InvalidInput(
         f"sequence {str(identifier)[:60]!r} was not started, has ended or was idle too long;"
-        " set sequence_start in its first request"
+        " set 'sequence_start' in its first request"
     )
 
 
@@ -215,8 +216,8 @@ def filled(
 ) -> tuple[InputTensor, ...]:
     """Return the inputs that edged fills in: states and controls.
 
-    An open dimension has the size of the dimension with the same name in the `given` inputs, otherwise the batch size.
-    `folder` is the model's folder, which has the files of initial states.
+    An open dimension gets the size of the dimension with the same name in the `given` inputs. If no such dimension
+    exists, it gets the batch size. `folder` is the model's folder, which has the files of initial states.
     """
     specs = {spec.name: spec for spec in signature.inputs}
     sizes = _Sizes(signature, given)
@@ -313,6 +314,6 @@ def _identifier(sequence: SequenceId, spec: TensorSpec, shape: tuple[int, ...]) 
     fits = isinstance(sequence, int) and -(is_signed << bits) <= sequence < 1 << bits
     if dtype.kind not in "iu" or not fits:
         raise InvalidTensor(
-            f"sequence_id {str(sequence)[:60]!r} does not fit input {spec.name!r}, which is {spec.datatype}"
+            f"'sequence_id' {str(sequence)[:60]!r} does not fit input {spec.name!r}, which is {spec.datatype}"
         )
     return np.full(shape, sequence, dtype).tobytes()

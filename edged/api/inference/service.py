@@ -52,7 +52,7 @@ class InferenceService:
         )
 
     def log_again(self) -> None:
-        """Apply the log settings of clients again, after the configuration of the log changed."""
+        """Apply the log settings of clients once more, because the configuration of the log changed."""
         self._logs.again()
 
     def allow_shared_memory_over_tcp(self, allowed: bool) -> None:
@@ -136,7 +136,7 @@ class InferHandlers:
             window.cancel()
 
     async def _answers(self, data: bytes, caller: Caller, strict: bool) -> AsyncGenerator[bytes, None]:
-        """Yield the responses of one request; without `strict`, a failed request has a response with the error."""
+        """Yield the responses of one request; without `strict`, the response of a failed request has the error."""
         identifier = ""
         try:
             request = wire.read(data)

@@ -33,14 +33,14 @@ class Region:
         what = f"{tensor}: " if tensor else ""
         if place.offset > self.size or place.size > self.size - place.offset:
             raise InvalidInput(
-                f"{what}{place.size} bytes at {place.offset} are not in shared memory {self.name[:60]!r},"
-                f" which has {self.size}"
+                f"{what}{place.size} bytes at {place.offset} are outside shared memory {self.name[:60]!r},"
+                f" which has {self.size} bytes"
             )
         length = self._object.length()
         if self.offset + place.offset + place.size > length:
             raise InvalidInput(
                 f"{what}shared memory {self.name[:60]!r} ends at byte {self.offset + self.size} of {self.key[:60]!r},"
-                f" which has only {length} bytes; enlarge it first"
+                f" which has only {length} bytes; enlarge the object first"
             )
 
     def read_into(self, memory: memoryview, position: int) -> None:
@@ -88,13 +88,15 @@ class Regions:
         """Register a region. Raises AlreadyExists if the name is in use, InvalidInput if the object is unusable or
         `client` could not open it itself, or Overloaded if there are too many regions."""
         if not name:
-            raise InvalidInput("the region of shared memory has no name; give it one")
+            raise InvalidInput("the region of shared memory has no name; give the region a name")
         if name in self._regions:
             raise AlreadyExists(f"shared memory {name[:60]!r} is already registered; unregister it first")
         if not size or offset > LARGEST_OFFSET or size > LARGEST_OFFSET:
-            raise InvalidInput(f"shared memory {name[:60]!r}: {size} bytes at {offset} are not part of an object")
+            raise InvalidInput(f"shared memory {name[:60]!r} has the impossible size {size} or offset {offset}")
         if len(self._regions) >= _MOST_REGIONS:
-            raise Overloaded(f"{_MOST_REGIONS} regions of shared memory are registered; unregister some first")
+            raise Overloaded(
+                f"this client has {_MOST_REGIONS} regions of shared memory, the maximum; unregister some first"
+            )
         self._regions[name] = Region(name, key, offset, size, self._folder, client)
 
     def unregister(self, name: str) -> None:
@@ -125,7 +127,8 @@ class Regions:
 class SharedMemoryAccess:
     """The regions of all clients on a unix socket of the daemon, and with `over_tcp` also of clients on loopback.
 
-    `identity.namespace` distinguishes clients, so that a client can use its regions on any of its connections.
+    Clients are distinguished by `identity.namespace`, not by connection. So a client can use its regions on any of its
+    connections.
     """
 
     def __init__(self, folder: Path = shared_layout.FOLDER, over_tcp: bool = False) -> None:
@@ -136,7 +139,7 @@ class SharedMemoryAccess:
         """Return the regions of the current call's client. Raises Refused if it may not use shared memory."""
         if peer.startswith("unix:") or (self.over_tcp and is_local(peer)):
             return self._regions.get(identity.namespace(peer)) or Regions(self._folder)
-        hint = "use the unix socket" if self.over_tcp else "use it, or set allow_shared_memory_over_tcp = true"
+        hint = "use that socket" if self.over_tcp else "use that socket, or set allow_shared_memory_over_tcp = true"
         raise Refused(f"shared memory is for clients on the daemon's unix socket; {hint}")
 
     def register(self, peer: str, name: str, key: str, offset: int, size: int) -> None:
@@ -144,7 +147,9 @@ class SharedMemoryAccess:
         regions = self.regions(peer)
         self._regions = {client: each for client, each in self._regions.items() if len(each)}
         if sum(map(len, self._regions.values())) >= _MOST_OF_ALL:
-            raise Overloaded(f"{_MOST_OF_ALL} regions of shared memory are registered; unregister some first")
+            raise Overloaded(
+                f"all clients together have {_MOST_OF_ALL} regions of shared memory, the maximum; unregister some first"
+            )
         regions.register(name, key, offset, size, identity.current(peer))
         self._regions[identity.namespace(peer)] = regions
 
@@ -157,8 +162,8 @@ class SharedMemoryAccess:
         return self.regions(peer).target(place, tensor)
 
     def targets(self, peer: str, wanted: Iterable[RequestedOutput]) -> dict[str, Region]:
-        """Return the regions for the outputs that a client requests in shared memory, by output. Raises NotFound,
-        InvalidInput or Refused."""
+        """Return the region of each output that a client requests in shared memory, by the output's name. Raises
+        NotFound, InvalidInput or Refused."""
         places = ((each.name, each.place) for each in wanted if each.place is not None)
         return {name: self.target(peer, place, f"output {name!r}") for name, place in places}
 

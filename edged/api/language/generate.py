@@ -127,7 +127,7 @@ def _read(request: wire.Request) -> _Asked:
         if kind is None:
             raise InvalidInput(f"unknown input {tensor.name[:60]!r}; the inputs are {', '.join(_TYPES)}")
         if tensor.datatype != kind:
-            raise InvalidInput(f"input {tensor.name!r} is {tensor.datatype[:20]!r}; send {kind}")
+            raise InvalidInput(f"input {tensor.name!r} has the datatype {tensor.datatype[:20]!r}; send {kind}")
         if tensor.contents.ByteSize() or not raw:
             contents = tensor.contents
             found[tensor.name] = list(contents.bytes_contents) or [bytes([each]) for each in contents.bool_contents]
@@ -135,10 +135,10 @@ def _read(request: wire.Request) -> _Asked:
             found[tensor.name] = _values(tensor.name, kind, raw.pop(0))
     text = _text(found, TEXT)
     if text is None:
-        raise InvalidInput(f"the request has no input {TEXT!r}")
+        raise InvalidInput(f"the request has no input {TEXT!r}; send the prompt in it")
     parameters = _parameters(_text(found, "sampling_parameters") or "{}")
     if parameters.max_tokens is not None and parameters.max_tokens < 1:
-        raise InvalidInput(f"max_tokens is {parameters.max_tokens}; send at least 1")
+        raise InvalidInput(f"'max_tokens' is {parameters.max_tokens}; send at least 1")
     pictures = tuple(map(_picture, found.get("image", ())))
     is_streamed = _flag(found, "stream")
     stop = (parameters.stop,) if isinstance(parameters.stop, str) else tuple(parameters.stop or ())
@@ -161,10 +161,10 @@ def _values(name: str, kind: str, data: Contents) -> list[bytes]:
     found, place = list[bytes](), 0
     while place < len(data):
         if place + 4 > len(data):
-            raise InvalidInput(f"input {name!r} is incomplete")
+            raise InvalidInput(f"input {name!r} is truncated: it ends inside an element")
         (length,) = struct.unpack_from("<I", data, place)
         if place + 4 + length > len(data):
-            raise InvalidInput(f"input {name!r} is incomplete")
+            raise InvalidInput(f"input {name!r} is truncated: it ends inside an element")
         found.append(bytes(data[place + 4 : place + 4 + length]))
         place += 4 + length
     return found
@@ -196,7 +196,7 @@ def _parameters(text: str) -> _Parameters:
         # Clients of Triton's backend for vLLM may send numbers as texts.
         return msgspec.json.decode(text, type=ready(_Parameters), strict=False)
     except NOT_JSON as error:
-        raise InvalidInput(f"cannot parse sampling_parameters: {explain(error)}") from None
+        raise InvalidInput(f"cannot parse input 'sampling_parameters': {explain(error)}") from None
 
 
 def _packed(text: str) -> bytes:

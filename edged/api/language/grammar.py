@@ -30,7 +30,7 @@ _MOST_SIZE = 50_000  # characters and classes of an expression, counted as if it
 
 
 def check_schema(text: str) -> dict[str, Any]:
-    """Return the JSON schema in a text. Raises InvalidInput unless the runtimes can follow it."""
+    """Return the JSON schema in a text. Raises InvalidInput unless all runtimes support the schema."""
     if len(text) > LARGEST:
         raise InvalidInput(f"the JSON schema has {len(text)} characters; send at most {LARGEST}")
     try:
@@ -44,8 +44,8 @@ def check_schema(text: str) -> dict[str, Any]:
 
 
 def check_regex(text: str) -> None:
-    """Raise InvalidInput unless a text is a regular expression that the runtimes can follow: characters, classes,
-    groups, alternatives and repetitions."""
+    """Raise InvalidInput unless a text is a regular expression that all runtimes support. It may have characters,
+    classes, groups, alternatives and repetitions."""
     if not text or len(text) > _LONGEST:
         raise InvalidInput(f"the regular expression has {len(text)} characters; send 1 to {_LONGEST}")
     _RegexCheck(text).check()
@@ -80,7 +80,7 @@ class _SchemaCheck:
         for key in _LISTS:
             if key in schema:
                 if not isinstance(schema[key], list) or not schema[key]:
-                    raise InvalidInput(f"the JSON schema has {place}/{key}, which is not a list of schemas")
+                    raise InvalidInput(f"the JSON schema has {place}/{key}, which is not a list of at least one schema")
                 for index, each in enumerate(schema[key]):
                     self.check(each, f"{place}/{key}/{index}", depth + 1)
         for key in _MAPS:
@@ -100,33 +100,33 @@ class _SchemaCheck:
         for low, high in _COUNTS:
             least, most = _count(schema, low, where), _count(schema, high, where)
             if least is not None and most is not None and least > most:
-                raise InvalidInput(f"the JSON schema at {where} has {low} {least} above {high} {most}")
+                raise InvalidInput(f"the JSON schema at {where} has {low!r} {least} above {high!r} {most}")
         for key in _NUMBERS:
             if key in schema and (isinstance(schema[key], bool) or not isinstance(schema[key], int | float)):
-                raise InvalidInput(f"the JSON schema at {where} has {key}, which is not a number")
+                raise InvalidInput(f"the JSON schema at {where} has {key!r}, which is not a number")
         if "minimum" in schema and "maximum" in schema and schema["minimum"] > schema["maximum"]:
-            raise InvalidInput(f"the JSON schema at {where} has minimum above maximum")
+            raise InvalidInput(f"the JSON schema at {where} has 'minimum' above 'maximum'")
         if "enum" in schema and (not isinstance(schema["enum"], list) or not schema["enum"]):
-            raise InvalidInput(f"the JSON schema at {where} has enum, which is not a list of values")
+            raise InvalidInput(f"the JSON schema at {where} has 'enum', which is not a list of at least one value")
         if "pattern" in schema:
             if not isinstance(schema["pattern"], str):
-                raise InvalidInput(f"the JSON schema at {where} has pattern, which is not a text")
+                raise InvalidInput(f"the JSON schema at {where} has 'pattern', which is not a string")
             check_regex(schema["pattern"].removeprefix("^").removesuffix("$"))
         required = schema.get("required", [])
         if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
-            raise InvalidInput(f"the JSON schema at {where} has required, which is not a list of names")
+            raise InvalidInput(f"the JSON schema at {where} has 'required', which is not a list of names")
         if "$ref" in schema:
             reference = schema["$ref"]
             if not isinstance(reference, str) or not reference.startswith("#"):
-                raise InvalidInput(f"the JSON schema at {where} has a $ref that is not in the schema itself")
+                raise InvalidInput(f"the JSON schema at {where} has a '$ref' that does not point into the schema")
             if not isinstance(referred(self._root, reference), dict | bool):
-                raise InvalidInput(f"the JSON schema at {where} has a $ref to {reference[:60]!r}, which does not exist")
+                raise InvalidInput(f"the JSON schema at {where} has a '$ref' to the missing {reference[:60]!r}")
 
 
 def _count(schema: dict[str, Any], key: str, where: str) -> int | None:
     value = schema.get(key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_COUNTED):
-        raise InvalidInput(f"the JSON schema at {where} has {key}, which is not a number from 0 to {_MOST_COUNTED}")
+        raise InvalidInput(f"the JSON schema at {where} has {key!r}, which is not a number from 0 to {_MOST_COUNTED}")
     return value
 
 
@@ -145,11 +145,11 @@ class _RegexCheck:
         if self._place < len(self._text):
             raise self._wrong("this ) closes no group; write \\)")
         if size > _MOST_SIZE:
-            raise InvalidInput("the regular expression repeats too much; use smaller numbers")
+            raise InvalidInput("the regular expression repeats too much; use smaller counts in its repetitions")
 
     def _alternatives(self, depth: int) -> int:
-        """Parse the alternatives at this place, and return their size together. Raises InvalidInput if an alternative
-        is empty or invalid."""
+        """Parse the alternatives at this place, and return the sum of their sizes (see `_MOST_SIZE`). Raises
+        InvalidInput if an alternative is empty or invalid."""
         if depth > _DEEPEST:
             raise self._wrong(f"groups are nested more than {_DEEPEST} times")
         size = self._sequence(depth)
@@ -163,7 +163,7 @@ class _RegexCheck:
         while self._next() not in ("", "|", ")"):
             size += self._repeated(self._atom(depth))
             if size > _MOST_SIZE:
-                raise InvalidInput("the regular expression repeats too much; use smaller numbers")
+                raise InvalidInput("the regular expression repeats too much; use smaller counts in its repetitions")
         if self._place == begin:
             raise self._wrong("an alternative is empty")
         return size
@@ -194,13 +194,13 @@ class _RegexCheck:
         begin = self._place
         while (char := self._next()) != "]":
             if char in ("", "["):
-                raise self._wrong("a class is not closed, or has a [; write \\[")
+                raise self._wrong("a character class is not closed, or has a [; write \\[")
             if char == "\\":
                 self._escape()
             else:
                 self._plain(char)
         if self._place == begin:
-            raise self._wrong("a class is empty")
+            raise self._wrong("a character class is empty")
         for low, high in re.findall(r"(?<![\\-])([^\\-])-([^\\\]-])", self._text[begin : self._place]):
             if low > high:
                 raise self._wrong(f"the range {low}-{high} is empty")
@@ -210,13 +210,13 @@ class _RegexCheck:
     def _escape(self) -> int:
         found = _ESCAPED.match(self._text, self._place)
         if found is None:
-            raise self._wrong(f"{self._text[self._place : self._place + 2]!r} is not supported")
+            raise self._wrong(f"the escape {self._text[self._place : self._place + 2]!r} is not supported")
         self._place = found.end()
         return 1
 
     def _plain(self, char: str) -> int:
         if not char.isprintable():
-            raise self._wrong("it has a character that cannot be printed; write it as \\xNN")
+            raise self._wrong("this character cannot be printed; write it as \\xNN")
         self._place += 1
         return 1
 

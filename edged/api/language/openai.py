@@ -27,7 +27,8 @@ _EVENTS = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 
 
 def models(service: LanguageService, model: str = "") -> HttpResponse:
-    """Return all language models by name except refused ones, or only `model` if it is given. Raises ModelNotFound."""
+    """Return all language models, sorted by name, without refused models. If `model` is given, return only this model.
+    Raises ModelNotFound."""
     rows = [
         {
             "id": each.name,

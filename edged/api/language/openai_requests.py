@@ -1,8 +1,8 @@
 """Parses requests of OpenAI's protocol, which are the bodies of /v1/chat/completions and /v1/completions.
 
-Format: https://platform.openai.com/docs/api-reference/chat. Known options that no runtime here can follow, such as
-several choices, are refused and not ignored. Extensions of other servers that are accepted: `structured_outputs` of
-vLLM, and `response_format` of type `regex`.
+Format: https://platform.openai.com/docs/api-reference/chat. Options that none of edged's runtimes supports, such
+as `n` above 1, are refused and not ignored. Two extensions of other servers are accepted: `structured_outputs` of vLLM,
+and `response_format` of type `regex`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class CompletionBody(_Body, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A parsed request. `has_usage`: the stream ends with the counts of tokens. `names` are the names of its tools."""
+    """A parsed request. `has_usage`: the stream ends with the counts of tokens. `names` are the names of the tools in
+    the request."""
 
     model: str
     kind: Kind
@@ -140,17 +141,17 @@ def read(http: HttpRequest, kind: Kind) -> Wanted:
         completion = parse_json(http.body, CompletionBody, "the request")
         for name in ("best_of", "logprobs", "suffix"):
             if getattr(completion, name) not in (None, 1 if name == "best_of" else None):
-                raise InvalidInput(f"{name} is not supported; leave it out")
+                raise InvalidInput(f"{name!r} is not supported; leave it out")
         if isinstance(completion.prompt, list) and len(completion.prompt) != 1:
-            raise InvalidInput("prompt has several texts; send a request for each")
+            raise InvalidInput("'prompt' must have exactly one string; send a request for each string")
         if completion.echo:
-            raise InvalidInput("echo is not supported; leave it out")
+            raise InvalidInput("'echo' is not supported; leave it out")
         prompt = completion.prompt if isinstance(completion.prompt, str) else completion.prompt[0]
         request = msgspec.structs.replace(_common(completion, completion.max_tokens), prompt=prompt)
         return Wanted(completion.model, kind, request, _has_usage(completion))
     body = parse_json(http.body, ChatBody, "the request")
     if body.logprobs:
-        raise InvalidInput("logprobs is not supported; leave it out")
+        raise InvalidInput("'logprobs' is not supported; leave it out")
     tools = _tools(body)
     request = _common(body, body.max_completion_tokens or body.max_tokens)
     messages = tuple(map(_message, body.messages))
@@ -158,7 +159,7 @@ def read(http: HttpRequest, kind: Kind) -> Wanted:
     forced = _forced(body, tools)
     if forced is not None:
         if request.guidance:
-            raise InvalidInput("response_format and a required tool exclude each other; leave one out")
+            raise InvalidInput("'response_format' cannot be used with a required tool; leave one of them out")
         request = msgspec.structs.replace(request, guidance="json_schema", grammar=json.dumps(forced))
     names = tuple(tool["function"]["name"] for tool in tools)
     return Wanted(body.model, kind, request, _has_usage(body), names)
@@ -170,12 +171,12 @@ def _has_usage(body: _Body) -> bool:
 
 def _common(body: _Body, most: int | None) -> ChatRequest:
     if body.n not in (None, 1):
-        raise InvalidInput(f"n is {body.n}, and one answer is made for a request; send several requests")
+        raise InvalidInput(f"'n' is {body.n}, but a request gets only one answer; send several requests")
     for name in ("frequency_penalty", "presence_penalty"):
         if getattr(body, name):
-            raise InvalidInput(f"{name} is not supported; leave it out")
+            raise InvalidInput(f"{name!r} is not supported; leave it out")
     if most is not None and most < 1:
-        raise InvalidInput(f"max_tokens is {most}; send at least 1")
+        raise InvalidInput(f"'max_tokens' is {most}; send at least 1")
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     guidance, grammar = _guidance(body)
     return ChatRequest(
@@ -190,7 +191,8 @@ def _common(body: _Body, most: int | None) -> ChatRequest:
 
 
 def _guidance(body: _Body) -> tuple[Guidance, str]:
-    """Return the kind of grammar that the answer must follow, and the grammar; both empty if the answer is free."""
+    """Return the kind of grammar that the answer must follow, and the grammar. Both are empty if the answer may have
+    any form."""
     structured, wanted = body.structured_outputs, body.response_format
     if structured is not None:
         if structured.json is not None:
@@ -208,7 +210,7 @@ def _guidance(body: _Body) -> tuple[Guidance, str]:
     if wanted.type == "regex" and wanted.regex:
         return "regex", wanted.regex
     raise InvalidInput(
-        f"response_format {wanted.type[:40]!r} is not complete or not known; send text, json_object, json_schema with"
+        f"'response_format' {wanted.type[:40]!r} is not complete or not known; send text, json_object, json_schema with"
         " a schema, or regex"
     )
 
@@ -237,7 +239,7 @@ def _message(message: _Message) -> ChatMessage:
         elif part.type == "image_url" and part.image_url is not None:
             pictures.append(_picture(part.image_url.url))
         else:
-            raise InvalidInput(f"a part of a message has the type {part.type[:40]!r}; send text or image_url")
+            raise InvalidInput(f"a part of a message has the unknown type {part.type[:40]!r}; send text or image_url")
     return ChatMessage(message.role, "\n".join(texts), tuple(pictures), more)
 
 
@@ -253,11 +255,13 @@ def _arguments(call: _Call) -> Any:
 def _picture(url: str) -> bytes:
     head = next((each for each in _DATA_URLS if url[: len(each)].lower() == each), None)
     if head is None:
-        raise InvalidInput("an image_url is not data:image/jpeg;base64,... or the same with png; edged fetches nothing")
+        raise InvalidInput(
+            "edged does not fetch pictures; send an 'image_url' like data:image/jpeg;base64,... (or image/png)"
+        )
     try:
         return b64decode(url[len(head) :], validate=True)
     except ValueError:
-        raise InvalidInput("an image_url is not valid base64") from None
+        raise InvalidInput("an 'image_url' is not valid base64") from None
 
 
 def _tools(body: ChatBody) -> list[dict[str, Any]]:
@@ -272,7 +276,7 @@ def _tools(body: ChatBody) -> list[dict[str, Any]]:
             or not isinstance(function, dict)
             or not isinstance(function.get("name"), str)
         ):
-            raise InvalidInput("a tool is not of type function, or its function has no name; send both")
+            raise InvalidInput("a tool lacks the type 'function', or its function has no name; send both")
         if not isinstance(function.get("parameters", {}), dict):
             raise InvalidInput(f"the parameters of tool {function['name'][:60]!r} are not a JSON schema")
     return body.tools
@@ -288,5 +292,5 @@ def _forced(body: ChatBody, tools: list[dict[str, Any]]) -> dict[str, Any] | Non
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not any(tool["function"]["name"] == name for tool in tools):
-        raise InvalidInput("tool_choice names no tool of the request; use none, auto, required, or the name of one")
+        raise InvalidInput("'tool_choice' names no tool of the request; use none, auto, required, or a tool's name")
     return tool_calls.schema_of(tools, str(name))

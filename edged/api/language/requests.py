@@ -31,8 +31,8 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
-    """A request with messages, or with a prompt that is used without a template. `most_tokens` 0 and None in other
-    fields stand for the model's own value."""
+    """A request with messages, or with a prompt that is used without a template. 0 in `most_tokens`, and None in other
+    fields, stand for the model's own value."""
 
     messages: tuple[ChatMessage, ...] = ()
     prompt: str = ""
@@ -51,7 +51,7 @@ def generation(request: ChatRequest, planned: PlannedLanguageModel) -> Generatio
     answer."""
     settings = planned.settings
     if request.messages and request.prompt:
-        raise InvalidInput("the request has messages and a prompt; send one of them")
+        raise InvalidInput("the request has messages and a prompt; send only one of the two")
     if not request.messages and not request.prompt:
         raise InvalidInput("the request has no messages; send messages, or a prompt")
     if len(request.messages) > _MOST_MESSAGES:
@@ -59,7 +59,7 @@ def generation(request: ChatRequest, planned: PlannedLanguageModel) -> Generatio
     _check_stops(request.stop)
     _check_sampling(request)
     if request.most_tokens < 0:
-        raise InvalidInput(f"max_tokens is {request.most_tokens}; send at least 1")
+        raise InvalidInput(f"'max_tokens' is {request.most_tokens}; send at least 1")
     most = min(settings.output_tokens, request.most_tokens or settings.output_tokens)
     guidance, followed = _followed(request)
     messages, pictures = _messages(request, settings.system)
@@ -81,8 +81,9 @@ def generation(request: ChatRequest, planned: PlannedLanguageModel) -> Generatio
 
 
 def _followed(request: ChatRequest) -> tuple[Guidance, str]:
-    """Return the kind of grammar that the runtime must follow, and the grammar; both empty for a free answer. A JSON
-    schema becomes a regular expression if one can describe it. Raises InvalidInput."""
+    """Return the kind of grammar that the runtime must follow, and the grammar. Both are empty if the answer may have
+    any form. A JSON schema becomes a regular expression if such an expression can describe the schema. Raises
+    InvalidInput."""
     if request.guidance == "json_schema":
         found = regex_of(grammar.check_schema(request.grammar))
         return ("json_schema", request.grammar) if found is None else ("regex", found)
@@ -98,7 +99,7 @@ def _messages(request: ChatRequest, system: str) -> tuple[str, tuple[bytes, ...]
         found.append({"role": "system", "content": system})
     for message in request.messages:
         if message.role not in _ROLES:
-            raise InvalidInput(f"a message has the role {message.role[:20]!r}; use one of {', '.join(_ROLES)}")
+            raise InvalidInput(f"a message has the unknown role {message.role[:20]!r}; use one of {', '.join(_ROLES)}")
         content: Any = message.content
         if message.pictures:
             content = [*({"type": "image"} for _ in message.pictures), {"type": "text", "text": message.content}]
@@ -109,9 +110,12 @@ def _messages(request: ChatRequest, system: str) -> tuple[str, tuple[bytes, ...]
         raise InvalidInput(f"the request has {len(pictures)} pictures; send at most {_MOST_PICTURES}")
     if sum(map(len, pictures)) > _LARGEST_PICTURES:
         raise InvalidInput(f"the pictures have more than {_LARGEST_PICTURES >> 20} MiB together; send smaller ones")
-    for picture in pictures:
+    for number, picture in enumerate(pictures, 1):
         if not picture.startswith((b"\xff\xd8", b"\x89PNG")) or len(picture) > _LARGEST_PICTURE:
-            raise InvalidInput(f"a picture is not a JPEG or PNG of at most {_LARGEST_PICTURE >> 20} MiB")
+            raise InvalidInput(
+                f"picture {number} is not a JPEG or PNG, or has more than {_LARGEST_PICTURE >> 20} MiB; convert or"
+                " shrink it"
+            )
     return json.dumps(found) if found else "", tuple(pictures)
 
 
@@ -131,14 +135,14 @@ def _check_abilities(request: ChatRequest, planned: PlannedLanguageModel, pictur
 def _check_stops(stops: Sequence[str]) -> None:
     if len(stops) > _MOST_STOPS or any(not 0 < len(each) <= _LONGEST_STOP for each in stops):
         raise InvalidInput(
-            f"stop has {len(stops)} texts; send at most {_MOST_STOPS} of 1 to {_LONGEST_STOP} characters"
+            f"'stop' has {len(stops)} strings; send at most {_MOST_STOPS}, each of 1 to {_LONGEST_STOP} characters"
         )
 
 
 def _check_sampling(request: ChatRequest) -> None:
     if request.temperature is not None and not 0 <= request.temperature <= 100:
-        raise InvalidInput(f"temperature is {request.temperature:g}; send a number from 0 to 100")
+        raise InvalidInput(f"'temperature' is {request.temperature:g}; send a number from 0 to 100")
     if request.top_p is not None and not 0 <= request.top_p <= 1:
-        raise InvalidInput(f"top_p is {request.top_p:g}; send a number from 0 to 1")
+        raise InvalidInput(f"'top_p' is {request.top_p:g}; send a number from 0 to 1")
     if request.seed is not None and not 0 <= request.seed < 1 << 31:
-        raise InvalidInput(f"seed is {request.seed}; send a number from 0 to {(1 << 31) - 1}")
+        raise InvalidInput(f"'seed' is {request.seed}; send a number from 0 to {(1 << 31) - 1}")

@@ -1,8 +1,8 @@
 """Converts JSON schemas to regular expressions, so that answers are compact and numbers have few digits. Pure.
 
 A runtime that follows a schema itself allows any number of spaces between the parts, and any number of digits. A small
-model may write spaces or digits until its tokens are used up. A runtime still gets a schema as it is if no regular
-expression can describe that schema.
+model may write spaces or digits until its tokens are used up. If no regular expression can describe a schema, the
+runtime gets the schema unchanged.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class _Translator:
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any]:
-    """Return the values of `const` or `enum` that `type` allows. Raises _Unknown if it allows none."""
+    """Return the values of `const` or `enum` that `type` allows. Raises _Unknown if `type` allows none of them."""
     values, kinds = schema.get("enum", [schema.get("const")]), schema.get("type", [*_KINDS.values()])
     allowed = {kinds} if isinstance(kinds, str) else set(kinds)
     if "number" in allowed:

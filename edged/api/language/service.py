@@ -26,8 +26,8 @@ class LanguageService:
         self.service = Service(pb.DESCRIPTOR.services_by_name["Language"], self)
 
     def find(self, name: str) -> PlannedLanguageModel:
-        """Return a language model; if the name is empty, the only language model. Raises ModelNotFound, or InvalidInput
-        if the model is not a language model."""
+        """Return a language model; if the name is empty, return the daemon's only language model. Raises ModelNotFound,
+        or InvalidInput if the model is not a language model."""
         if name and self._controller.language.find(name) is None:
             self._controller.find_any(name)  # raises if no model has this name
             raise InvalidInput(f"model {name[:80]!r} is not a language model; see: edged models list")
@@ -40,15 +40,16 @@ class LanguageService:
     async def answer(
         self, planned: PlannedLanguageModel, request: ChatRequest, peer: str
     ) -> AsyncGenerator[Text, None]:
-        """Yield the parts of an answer's text; the last part has the reason for its end. Clients take turns. A client
-        is identified by its credentials, otherwise by its address."""
+        """Yield the parts of an answer's text; the last part has the reason for its end. If several clients wait, the
+        model answers one request of each client in turn. A client is identified by its credentials, or without these by
+        its user or address."""
         texts = planned.generate(generation(request, planned), request.stop, identity.namespace(peer))
         async with aclosing(texts):
             async for text in texts:
                 yield text
 
     def models(self) -> list[LanguageModelInfo]:
-        """Report all language models by name."""
+        """Report all language models, sorted by name."""
         return [report.language_model(planned) for _, planned in sorted(self._controller.language.models.items())]
 
     async def language_models(self, request: pb.LanguageModelsRequest, context: Context) -> pb.LanguageModelsResponse:

@@ -46,7 +46,8 @@ def schema_of(tools: Sequence[dict[str, Any]], name: str = "") -> dict[str, Any]
 
 
 def _moved(value: Any, root: str, depth: int = 0) -> Any:
-    """Return a copy of a schema for the place `root` in another schema: references of the copy begin with `root`."""
+    """Return a copy of a schema that can become the part `root` of another schema. In references of the copy, `root`
+    takes the place of `#`."""
     if depth > _DEEPEST:
         return value
     if isinstance(value, list):
@@ -61,8 +62,8 @@ def _moved(value: Any, root: str, depth: int = 0) -> Any:
 
 
 def find_calls(text: str, names: Sequence[str]) -> list[ToolCall]:
-    """Return the calls in a text that consists only of calls of tools with these names; for any other text, an empty
-    list."""
+    """Return the calls of tools in a text. Every part of the text must be a call of a tool with one of these names;
+    otherwise the list is empty."""
     rest = _TAGS.sub(" ", text.strip()).strip()
     decoder, found = json.JSONDecoder(), list[ToolCall]()
     while rest:

@@ -1,7 +1,8 @@
 """The page's ASGI application: its files, the state of the box, pictures, and the commands of the page's user.
 
-Each call stands for a method of `edged.v1.Operations` and needs the same role. A browser sends a token in a cookie that
-scripts cannot read and that other sites cannot use (HttpOnly, SameSite=Strict).
+A request for the box's state or for a command runs as a call of a method of `edged.v1.Operations`, and needs the role
+of that method. A browser sends a token in a cookie that scripts cannot read and that other sites cannot use (HttpOnly,
+SameSite=Strict).
 """
 
 from __future__ import annotations
@@ -116,14 +117,17 @@ class PageApp:
             return file if file is not None else await self._get(request, receive, send)
         if request.method != "POST":
             header = (("allow", "GET, HEAD, POST"),)
-            return error_response(HTTPStatus.METHOD_NOT_ALLOWED, ErrorCode.UNSUPPORTED, "use GET or POST", header)
+            return error_response(
+                HTTPStatus.METHOD_NOT_ALLOWED, ErrorCode.UNSUPPORTED, "method not allowed; use GET or POST", header
+            )
         return await self._post(request, receive)
 
     def _refusal(self, request: HttpRequest) -> str:
-        """Return why a request that may come from a page of another site is refused; empty if it is allowed."""
+        """Return why a request is refused because it may come from a page of another site; empty if the request is
+        allowed."""
         why = web_page_refusal(request.headers, request.peer, any_host=self._is_secure)
         if why is None and request.method == "POST" and "origin" not in request.headers:
-            return "a command without the header Origin is refused; set it to this page's address"
+            return "a command without the header 'Origin' is refused; set the header to this page's address"
         return why or ""
 
     def _caller(self, request: HttpRequest) -> Caller:
@@ -135,7 +139,8 @@ class PageApp:
     async def _call(
         self, method: str, request: HttpRequest, size: int = 0, *, is_stream: bool = False, **about: str
     ) -> AsyncGenerator[None, None]:
-        """Run a call of a method of Operations in this context. Raises Unauthenticated, Forbidden or ClientLimited."""
+        """Open the context in which a call of a method of Operations runs. Raises Unauthenticated, Forbidden or
+        ClientLimited."""
         who, rpc = self._caller(request), OPERATIONS + method
         self._guard.require_allowed(rpc, who, request.peer)
         async with call_scope(self._guard, rpc, who, request.peer, size, about, is_stream=is_stream):
@@ -210,9 +215,9 @@ class PageApp:
     async def _stream(
         self, receive: Receive, send: Send, kind: str, parts: AsyncGenerator[bytes, None]
     ) -> HttpResponse | None:
-        """Send parts until they end, or until the client disconnects, which may be before the first part. Return a
-        response if there are no parts. Raises an error that `parts` raises before the first part: a response can still
-        report that error."""
+        """Send the parts until they end or the client disconnects, and return None. If `parts` ends without a part,
+        send nothing and return an empty response. An error before the first part is raised, because a response can then
+        still report the error."""
         headers = ((b"content-type", kind.encode()), (b"cache-control", b"no-store"), *_encoded(_ALWAYS))
         has_begun = False
 
@@ -280,8 +285,8 @@ class PageApp:
         return json_response(message_fields(answer))
 
     async def _upload(self, verb: str, name: str, request: HttpRequest, receive: Receive) -> HttpResponse:
-        """Add or try a model. The body is the model's file, followed by a picture, whose size in bytes is the parameter
-        `picture` of the query. The other parameters are the model's settings."""
+        """Add or try a model. The body is the model's file, followed by a picture. The parameter `picture` of the query
+        is the size of the picture in bytes; the other parameters are the model's settings."""
         settings = dict(request.query)
         picture = _number(settings.pop("picture", "0"), "picture")
         size = _number(request.headers.get("content-length", ""), "content-length") - picture
@@ -321,7 +326,7 @@ async def _pieces(receive: Receive) -> AsyncGenerator[bytes, None]:
         try:
             event = await asyncio.wait_for(receive(), _IDLE_SECONDS)
         except asyncio.TimeoutError:
-            raise TooSlow("the file arrived too slowly; send it again") from None
+            raise TooSlow("the upload arrived too slowly; send the file again") from None
         if event["type"] == "http.disconnect":
             raise Gone
         if event.get("body"):
@@ -345,7 +350,7 @@ def _pictures(camera: str, request: HttpRequest) -> pb.WatchPicturesRequest:
 
 def _number(text: str, what: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 15:
-        raise InvalidInput(f"{what} is not a whole number: {text[:20]!r}")
+        raise InvalidInput(f"{what!r} is not a whole number: {text[:20]!r}")
     return int(text)
 
 
@@ -358,7 +363,8 @@ def _message(body: bytes, kind: type[Message]) -> Message:
 
 
 def _bearer(cookies: str) -> str | None:
-    """Return the cookie's token in the form of the header `authorization`; None if the cookies have no token."""
+    """Return the token in the page's cookie, in the form of the header `authorization`; None if the cookies have no
+    token."""
     try:
         found = SimpleCookie(cookies).get(COOKIE)
     except CookieError:

@@ -21,7 +21,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Feed:
-    """The parts of the page as JSON, by name. Used by one event loop."""
+    """The parts of the page: a mapping from the name of a part to its JSON. Used by one event loop."""
 
     def __init__(self, controller: Controller, operations: OperationsService) -> None:
         self._controller, self._operations = controller, operations
@@ -32,7 +32,8 @@ class Feed:
         self._rows: list[view.ModelRow] = []
 
     async def follow(self) -> AsyncGenerator[dict[str, bytes], None]:
-        """Yield all parts by name. Then yield, once per update, the parts that changed, which may be none."""
+        """Yield a mapping with all parts of the page. Then yield, once per update, a mapping with the changed parts
+        only; it can be empty."""
         self._viewers += 1
         try:
             if not self._parts:

@@ -42,8 +42,9 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class CameraCard(msgspec.Struct, frozen=True):
-    """A camera. `pictures`: the page can show its picture. `removable`: the page can change it. `age_ms` is the median
-    time from capture to answer of the latest frames. `settings` are the camera's settings by key, without passwords."""
+    """A camera. `pictures`: the page can show pictures of the camera. `removable`: the page can change and remove the
+    camera. `age_ms` is the median time from capture to answer of the latest frames. `settings` are the camera's
+    settings by key, without passwords."""
 
     name: str
     model: str
@@ -75,7 +76,7 @@ class Build(msgspec.Struct, frozen=True):
 
 
 class ReportLink(msgspec.Struct, frozen=True):
-    """An engine with a report for operators, by its key."""
+    """A link to the report on an engine. `key` is the engine's key, `what` names its backend and precision."""
 
     key: str
     what: str
@@ -83,9 +84,9 @@ class ReportLink(msgspec.Struct, frozen=True):
 
 class ModelRow(msgspec.Struct, frozen=True):
     """A model. `serves` names the engine that answers, or the models of an ensemble. `speed` is the engine's speed as a
-    multiple of unoptimised ONNX Runtime's, None if not measured. `loaded`: the box was busy during the measurement.
-    `stale` are the engines that the model should have, but that are missing or not usable, each with the reason.
-    `reports` are the engines that were compared with the reference."""
+    multiple of unoptimised ONNX Runtime's, None if not measured. `loaded`: other work kept the box busy while the speed
+    was measured. `stale` are the engines that the model should have, but that are missing or not usable, each with the
+    reason. `reports` are the engines that were compared with the reference."""
 
     name: str
     state: str

@@ -1,1 +1,1 @@
-"""The report on one engine for people: one HTML page without scripts and without other files. Pure."""
+"""The report on one engine, for people to read. It is one HTML page without scripts, and needs no other files. Pure."""

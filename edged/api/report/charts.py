@@ -51,7 +51,7 @@ def _line(kind: str, start: tuple[float, float], end: tuple[float, float]) -> st
 
 def latencies(engine: Sequence[float], reference: Sequence[float]) -> str:
     """Return a chart of the inference times of the engine and of the reference, in milliseconds. Each has a row of dots
-    and a box, on the same logarithmic axis. Empty without times."""
+    and a box plot, on the same logarithmic axis. Empty without times."""
     every = [time for time in (*engine, *reference) if time > 0 and math.isfinite(time)]
     if not every:
         return ""

@@ -52,7 +52,7 @@ ul { margin: .3rem 0; padding-left: 1.2rem; }
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The facts about an engine. `bounds` are the limits of the figures in its verdict, by name.
+    """The facts about an engine. `bounds` is a mapping from the figures in the engine's verdict to their limits.
 
     `no_pictures` says why the worst frames have no pictures; empty if they have pictures.
     """
@@ -66,8 +66,9 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def page(report: Report, pictures: Mapping[str, tuple[bytes, bytes]]) -> str:
-    """Return the page. `pictures` has two JPEGs for each worst frame that has pictures, by the frame's name: the first
-    with the reference's detections, the second with the engine's. The second is empty if only the frame is shown."""
+    """Return the page. `pictures` is a mapping from the names of worst frames to two JPEGs of the frame. The first JPEG
+    shows the reference's detections, and the second the engine's. If neither found any detections, the first JPEG shows
+    the frame alone, and the second is empty."""
     engine = report.engine
     title = f"Engine {engine.key[:12]} of {', '.join(report.models)}"
     parts = [f"<h1>{escape(title)}</h1>", _verdict(report), _facts(report), *_frames(report), *_figures(report)]
@@ -83,7 +84,7 @@ def page(report: Report, pictures: Mapping[str, tuple[bytes, bytes]]) -> str:
 def _verdict(report: Report) -> str:
     verdict = report.engine.verdict
     if verdict is None:
-        return "<p>It is not verified yet.</p>"
+        return "<p>The engine is not verified yet.</p>"
     word, kind = ("Accepted", "good") if verdict.accepted else ("Refused", "bad")
     return f'<p><span class="{kind}">{word}</span>{escape(f": {verdict.reason}" if verdict.reason else "")}</p>'
 
@@ -105,7 +106,7 @@ def _frames(report: Report) -> Iterable[str]:
     yield "<h2>Answers on frames of cameras</h2>"
     found = report.judgement
     if found is None or found.outcome == "no_frames":
-        yield f"<p>{escape(f'It was not judged on frames of cameras: {report.engine.unjudged}')}</p>"
+        yield f"<p>{escape(f'The engine was not judged on frames of cameras: {report.engine.unjudged}')}</p>"
         return
     skipped = f" {found.skipped} frames could not be read." if found.skipped else ""
     yield (
@@ -129,8 +130,9 @@ def _figures(report: Report) -> Iterable[str]:
 
 
 def _deciding(verdict: Verdict, bounds: Mapping[str, float]) -> dict[str, float]:
-    """Return the bounds that decided the verdict. If a figure is outside its bound, and the reason does not name that
-    figure, the bound did not count: `top1` is recorded for every model, but decides only for classifiers."""
+    """Return the bounds that decided the verdict. Some figures decide nothing: `top1` is recorded for every model, but
+    decides only for classifiers. If such a figure is outside its bound, the verdict's reason does not name the figure,
+    and the bound is left out here."""
     figures, reason = verdict.figures, verdict.reason
     return {
         name: bound
@@ -143,7 +145,7 @@ def _speed(report: Report) -> Iterable[str]:
     yield "<h2>Speed</h2>"
     chart = charts.latencies(report.blocks.engine, report.blocks.reference)
     if chart:
-        yield '<p class="dim">Each dot is the median of a block of inferences; blocks of the two alternate.</p>'
+        yield '<p class="dim">Each dot is the median of a block of inferences; engine and reference take turns.</p>'
         yield chart
     if report.engine.speeds:
         rows = [
@@ -156,7 +158,7 @@ def _speed(report: Report) -> Iterable[str]:
         head = ("instances", "one inference, ms", "between answers, ms", "reference, ms")
         yield _table(head, rows, numbers=True)
     elif not chart:
-        yield "<p>It was not timed.</p>"
+        yield "<p>The engine was not timed.</p>"
 
 
 def _composition(report: Report) -> Iterable[str]:

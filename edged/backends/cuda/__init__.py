@@ -24,7 +24,7 @@ def open_device(number: int = 0) -> Device:
     try:
         from edged.backends.cuda.driver import Device
     except ImportError as error:
-        raise Unsupported(f"cannot import cuda-bindings ({one_line(error, 120)}); install it") from error
+        raise Unsupported(f"cannot import cuda-bindings ({one_line(error, 120)}); install this package") from error
     device = Device(number)
     try:
         require_number(number, device.properties.pci_address)
@@ -45,8 +45,8 @@ def require_number(number: int, address: str) -> None:
     known = nvidia.addresses(Root())
     if address in known and known.index(address) != number:
         raise EngineUnusable(
-            f"CUDA's device {number} is the GPU at {address}, which is cuda:{known.index(address)};"
-            " unset CUDA_VISIBLE_DEVICES, and give a container all GPUs of the box"
+            f"the GPU at {address} is device {number} for CUDA, but cuda:{known.index(address)} for edged;"
+            " unset CUDA_VISIBLE_DEVICES, or give the container all GPUs"
         )
 
 

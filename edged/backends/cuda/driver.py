@@ -92,7 +92,7 @@ class HostMemory:
 
 
 class Event:
-    """A point in a stream. An event that was never recorded counts as passed."""
+    """A point in a stream. An event that no stream has recorded counts as passed."""
 
     def __init__(self) -> None:
         self.raw = _call(driver.cuEventCreate, _EVENT)
@@ -151,7 +151,7 @@ class Stream:
         _call(driver.cuStreamWaitEvent, self._raw, event.raw, 0)
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Return a graph of what `work` submits to this stream, without running it.
+        """Return a graph of what `work` submits to this stream. The submitted work is not run.
 
         Other threads may use other streams meanwhile. Raises EngineUnusable if `work` submits something that cannot be
         captured, and passes on errors of `work`. The stream stays usable in both cases.

@@ -14,7 +14,8 @@ Reason: TypeAlias = Literal["", "stop", "length"]
 
 class Sampling(msgspec.Struct, frozen=True):
     """How tokens are chosen. With `temperature` 0 the most probable token is chosen. `seed` makes an answer repeatable;
-    None for a random seed. If `guidance` is not empty, it names the kind of `grammar`, which the text must follow."""
+    None for a random seed. `grammar` is a JSON schema or a regular expression that the text must follow, and `guidance`
+    says which of the two. Both are empty for free text."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -58,9 +59,9 @@ class Step(NamedTuple):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """How to open a model. `file` is the path of the file that the runtime opens (a form in `edged.models.language`).
-    `threads` is the number of CPU threads. `context` is the most tokens of a prompt and its answer together. `most` is
-    the most requests at once."""
+    """How to open a model. `file` is the path of the file that the runtime opens; `edged.models.language` lists the
+    possible files. `threads` is the number of CPU threads. `context` is the largest number of tokens of a prompt with
+    its answer. `most` is the largest number of requests at once."""
 
     file: str
     threads: int = 1
@@ -72,13 +73,13 @@ class LanguageModel(Protocol):
     """An opened model. Not safe for several threads."""
 
     context: int
-    """The most tokens of a prompt and its answer together."""
+    """The largest number of tokens of a prompt and its answer together."""
     has_template: bool
-    """Whether it can format chat messages."""
+    """Whether the model can format chat messages."""
     has_tools: bool
-    """Whether its template takes tools."""
+    """Whether the model's chat template takes tools."""
     fallback: str
-    """Why it does not run on the devices of its configuration; empty if it does."""
+    """Why the model does not run on the devices that its configuration names; empty if it does."""
 
     def begin(self, number: int, wanted: Generation) -> int:
         """Add a request and return the number of tokens in its prompt. Raises InvalidInput if the model cannot answer

@@ -93,14 +93,14 @@ class OpenvinoLanguageModel:
             raise InvalidInput("the prompt is empty; send at least one character")
         if len(ids) >= self.context:
             raise InvalidInput(
-                f"the prompt has {len(ids)} tokens, and prompt and answer may have {self.context} together; shorten it,"
-                " or raise the model's setting language.context"
+                f"the prompt has {len(ids)} tokens, but prompt and answer together can have {self.context}; shorten the"
+                " prompt, or raise the model's setting language.context"
             )
         request = _Request(number, ids, wanted, self._tokenizer)
         try:
             self._add(request)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise InvalidInput(f"the request cannot be used: {one_line(error)}") from error
+            raise InvalidInput(f"OpenVINO GenAI refuses the request: {one_line(error)}") from error
         self._requests[number] = request
         return len(ids)
 

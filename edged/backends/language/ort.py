@@ -1,9 +1,10 @@
 """Language models on ONNX Runtime GenAI. A model is a folder with genai_config.json.
 
 On a CPU the library's engine computes a batch that cannot change: a request that comes later would wait for the whole
-batch. Therefore edged makes the batches. It moves running and waiting requests into a new batch if this saves time: the
-new batch must read the tokens of the running requests again. A request that cannot be in a batch (a seed, guidance,
-pictures, a long prompt) has its own generator. All batches and generators take turns, a token at a time.
+batch. Therefore edged makes the batches. It moves running and waiting requests into a new batch if this saves time. The
+move also costs time, because the new batch must read the tokens of the running requests again. A request with a seed,
+guidance, pictures or a long prompt cannot be in a batch, so it has its own generator. All batches and generators take
+turns, a token at a time.
 
 The generator of an ended request is kept. A later request with the same beginning, such as a system prompt, continues
 with this generator.
@@ -94,13 +95,13 @@ class OrtLanguageModel:
             else:
                 ids = [int(each) for each in self._tokenizer.encode(prompt)]
         except RuntimeError as error:
-            raise InvalidInput(f"the prompt cannot be used: {one_line(error)}") from error
+            raise InvalidInput(f"ONNX Runtime GenAI refuses the prompt: {one_line(error)}") from error
         if not ids and inputs is None:
             raise InvalidInput("the prompt is empty; send at least one character")
         if len(ids) >= self.context:
             raise InvalidInput(
-                f"the prompt has {len(ids)} tokens, and prompt and answer may have {self.context} together; shorten it,"
-                " or raise the model's setting language.context"
+                f"the prompt has {len(ids)} tokens, but prompt and answer together can have {self.context}; shorten the"
+                " prompt, or raise the model's setting language.context"
             )
         request = Request(number, ids, wanted, self._tokenizer.create_stream(), inputs)
         if wanted.sampling.guidance:  # not waiting, so that an invalid grammar is refused now
@@ -164,8 +165,9 @@ class OrtLanguageModel:
         return steps
 
     def _start(self) -> list[Step]:
-        """Start waiting requests: several requests in a batch, or one request in a batch with running requests, or else
-        one alone."""
+        """Start one or more of the waiting requests. If at least two requests can share a batch, running requests
+        included, start them in a new batch. Otherwise start one waiting request with its own generator. Return a step
+        with an error for each request that cannot be started."""
         joining = [each for each in self._waiting if each.may_share][: self._most]
         movable = [
             each
@@ -213,13 +215,14 @@ class OrtLanguageModel:
         except RuntimeError as error:
             if request.wanted.sampling.guidance:
                 raise InvalidInput(
-                    f"the {request.wanted.sampling.guidance} cannot be used: {one_line(error)}"
+                    f"the {request.wanted.sampling.guidance} of the request cannot be used: {one_line(error)}"
                 ) from None
             raise
 
     def _keep(self, group: Group, ended: set[int]) -> None:
-        """Keep the generator of an ended request, and drop the oldest kept generators if there are too many. Memory is
-        planned for `_most` running requests and kept generators together, but one generator may always be kept."""
+        """Keep the generator of an ended request, and drop the oldest kept generators if there are too many. Running
+        requests and kept generators together may be at most `_most`, because memory is planned for this number. But one
+        generator may be kept in any case."""
         if not isinstance(group, Alone) or not any(each.number in ended for each in group.requests):
             return
         (request,) = group.requests

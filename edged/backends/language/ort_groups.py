@@ -104,7 +104,8 @@ class Alone:
         return [request.took(token, self._ends, "length" if self.generator.is_done() else "")]
 
     def cancel(self, request: Request) -> None:
-        """Do nothing: a generator works only during `step`."""
+        """Do nothing. The generator computes only during `step`, and after a cancellation `step` is not called
+        again."""
 
 
 class Batch:
@@ -133,7 +134,7 @@ class Batch:
 
     def step(self) -> list[Step]:
         if not self._engine.has_pending_requests():
-            return [Step(each.number, error="the engine has lost the request; send it again") for each in self.requests]
+            return [Step(each.number, error="the runtime lost the request; send it again") for each in self.requests]
         steps = []
         for event in self._engine.run(self._events):
             request = next((request for turn, _, request in self._turns if turn == event.request), None)
@@ -141,7 +142,7 @@ class Batch:
                 continue
             flags, reason = int(event.flags.value), _REASONS.get(event.finish_reason.name, "")
             if flags & int(og.EngineEventFlags.FAILED.value):
-                steps.append(Step(request.number, error=f"the engine failed: {event.error_code.name}"))
+                steps.append(Step(request.number, error=f"ONNX Runtime GenAI failed: {event.error_code.name}"))
             elif flags & int(og.EngineEventFlags.TOKEN.value):
                 steps.append(request.took(int(event.token), self._ends, reason))
             elif reason:

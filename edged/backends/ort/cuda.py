@@ -29,9 +29,9 @@ _LONGEST = 400  # characters of the runtime's message
 _REMEDIES = {
     2: "free some of its memory",
     35: "install the NVIDIA driver, or update it if it is older than the CUDA of this ONNX Runtime",
-    100: "see `nvidia-smi` and whether CUDA_VISIBLE_DEVICES hides it",
-    101: "see `nvidia-smi` and whether CUDA_VISIBLE_DEVICES hides it",
-    209: "this ONNX Runtime has no code for this GPU; `edged doctor` names the package that has",
+    100: "see `nvidia-smi`, and check whether CUDA_VISIBLE_DEVICES hides the GPU",
+    101: "see `nvidia-smi`, and check whether CUDA_VISIBLE_DEVICES hides the GPU",
+    209: "this ONNX Runtime has no code for this GPU; `edged doctor` names the package that has such code",
     803: "restart the box: the versions of the driver and its kernel module differ",
 }
 _INSTALL = (

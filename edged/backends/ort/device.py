@@ -33,8 +33,8 @@ _PLACED = "placement.json"
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """The content of an engine's file placement.json. `on_cpu` counts the nodes that the CPU ran when the engine was
-    built, by operator.
+    """The content of an engine's file placement.json. `on_cpu` maps each operator to the number of its nodes that the
+    CPU ran when the engine was built.
 
     `is_whole` means that the CPU ran no nodes. Then each opening sets the option that makes ONNX Runtime fail instead
     of using the CPU.
@@ -81,7 +81,9 @@ def open(order: Order, artefact: Artefact, where: Provider) -> DeviceSession:
         # In a session that allows the CPU, ONNX Runtime reports which nodes run there, or why the provider runs none.
         _, placed = _try(source, order.recipe, where, whole=False, weights=weights)
         _require_unmoved(placed, before, where)
-        raise EngineUnusable(f"{error}, which ran all nodes when this engine was built") from error
+        raise EngineUnusable(
+            f"{error}; {where.device} ran all nodes when this engine was built; build the engine again"
+        ) from error
     _require_unmoved(placed, before, where)
     kind, _, index = where.device.partition(":")
     # Before 1.24 a session in which the CPU is forbidden reports no placement, but then the provider runs all nodes.
@@ -116,8 +118,8 @@ def _parted(
     source: str, recipe: Recipe, where: Provider, out: Path, graph: Graph, graphs: Graphs
 ) -> tuple[Placement, Graph]:
     """Return where the nodes run, and the optimised graph that contains them: the optimiser adds and renames nodes
-    before it partitions the graph. If the provider compiles its part, the optimised graph cannot be saved; then return
-    `graph`."""
+    before it partitions the graph. If the provider compiles its part of the graph, the optimised graph cannot be saved;
+    then return `graph`."""
     with tempfile.TemporaryDirectory(prefix=".placed-", dir=out) as folder:
         save = Path(folder) / _GRAPH
         with contextlib.suppress(EngineUnusable):
@@ -136,7 +138,7 @@ def _composition(placed: Placement, shape_work: frozenset[str], is_whole: bool) 
         fallback.append("some nodes run on the CPU; ONNX Runtime does not report which")
     by_design = Counter(node.operator for node in on_cpu) - work
     if by_design:
-        notes.append(f"on the CPU because they only compute shapes: {counted(by_design)}")
+        notes.append(f"nodes on the CPU because they only compute shapes: {counted(by_design)}")
     return Composition(nodes=placement.counts(placed), fallback=tuple(fallback), notes=tuple(notes))
 
 

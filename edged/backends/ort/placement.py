@@ -44,7 +44,7 @@ Placement: TypeAlias = tuple[PlacedNode, ...]
 def made(
     options: ort.SessionOptions, make: Callable[[ort.SessionOptions], ort.InferenceSession], *, matters: bool = True
 ) -> tuple[ort.InferenceSession, Placement]:
-    """Create a session with `make`; return it with the placement of its nodes, including those of subgraphs. Changes
+    """Create a session with `make`. Return it with the placement of its nodes; nodes of subgraphs are included. Changes
     `options`.
 
     Before 1.24, standard error of the whole process is captured meanwhile; lines of other writers are passed on
@@ -80,8 +80,8 @@ def from_log(lines: Iterable[str]) -> Placement:
 def opened(
     options: ort.SessionOptions, make: Callable[[ort.SessionOptions], ort.InferenceSession]
 ) -> tuple[ort.InferenceSession, Nodes]:
-    """Create a session like `made`, and return it with the counts of its nodes. If no placement is known, return only
-    the names of the session's providers instead of the counts."""
+    """Create a session with `make`. Return the session, and how many nodes of each operator each provider runs. If the
+    placement is not known, return the session's providers without counts."""
     session, placed = made(options, make, matters=False)
     return session, counts(placed) or {name: {} for name in session.get_providers()}
 
@@ -92,13 +92,13 @@ def everywhere(graph: Graph, provider: str) -> Placement:
 
 
 def counts(placement: Placement) -> Nodes:
-    """Return how many nodes each provider runs, by operator, as in `Composition.nodes`."""
+    """Return how many nodes of each operator each provider runs, as in `Composition.nodes`."""
     providers = sorted({node.provider for node in placement})
     return {provider: dict(sorted(on(placement, provider).items())) for provider in providers}
 
 
 def on(placement: Placement, provider: str = CPU_PROVIDER) -> Counter[str]:
-    """Return how many nodes a provider runs, by operator."""
+    """Return how many nodes of each operator a provider runs."""
     return Counter(node.operator for node in placement if node.provider == provider)
 
 

@@ -41,8 +41,8 @@ class Runner:
         self.outputs = [output.name for output in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """Run the graph and return `outputs` by name, all outputs if None. Raises EngineUnusable with the runtime's
-        reason."""
+        """Run the graph. Return a mapping from the names in `outputs` (all outputs if None) to the arrays. Raises
+        EngineUnusable with the runtime's reason."""
         names = list(self.outputs if outputs is None else outputs)
         try:
             return dict(zip(names, self._session.run(names, dict(inputs)), strict=True))

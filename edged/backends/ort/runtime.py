@@ -51,7 +51,7 @@ _LIBRARY = {
 
 
 class Provider(msgspec.Struct, frozen=True):
-    """An execution provider with its options, and the recipe's name of its device."""
+    """An execution provider, its options, and the name of its device in recipes."""
 
     name: str
     options: dict[str, str] = {}
@@ -196,7 +196,9 @@ def try_provider(name: str) -> None:
     except Exception as error:
         raise EngineUnusable(one_line(error)) from error
     if not np.array_equal(answer, np.maximum(given, 0)):
-        raise EngineUnusable(f"it gives a wrong answer: Relu of {given.tolist()} is {answer.tolist()}")
+        raise EngineUnusable(
+            f"in a test the provider returned {answer.tolist()} for Relu of {given.tolist()}, which is wrong"
+        )
 
 
 def _missing(name: str) -> str:

@@ -70,7 +70,7 @@ class OrtSession:
         if not texts:  # the runtime's own message is not UTF-8
             return self._failure(error)
         return InvalidInput(
-            f"output {texts} has bytes that are not UTF-8, which ONNX Runtime cannot return; request other outputs"
+            f"output {texts} has bytes that are not UTF-8, and ONNX Runtime cannot return them; request other outputs"
         )
 
     def _run(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
@@ -81,7 +81,7 @@ class OrtSession:
         """Run with the runtime's own tensor type, which holds BF16 as uint16: numpy has no bfloat16. That type cannot
         hold text."""
         if self._text_inputs:
-            raise EngineUnusable("ONNX Runtime cannot combine BYTES inputs with BF16 tensors; cast BF16 to FP32")
+            raise EngineUnusable("ONNX Runtime cannot combine BYTES inputs with BF16 tensors; export FP32 tensors")
         values = {name: self._to_value(name, array) for name, array in feeds.items()}
         return [_from_value(value) for value in self._session.run_with_ort_values(names, values, self._options)]
 
@@ -169,11 +169,11 @@ def _to_text(name: str, array: Array) -> Array:
     longest = max(sizes)
     if min(sizes) == longest:
         return np.frombuffer(b"".join(elements), f"V{longest}").reshape(array.shape)
-    what = f"input {name!r} has bytes that are not UTF-8, in elements of different lengths"
+    what = f"ONNX Runtime cannot take input {name!r}: its elements are not UTF-8, differ in length"
     if any(b"\0" in element for element in elements):
-        raise InvalidInput(f"{what}, some with zero bytes, which ONNX Runtime cannot accept; send elements one by one")
+        raise InvalidInput(f"{what}, and contain bytes of value 0; send the elements one by one")
     if (longest + 1) * len(elements) > max(_MOST_PADDED, 2 * sum(sizes)):
-        raise InvalidInput(f"{what}, which need more than {_MOST_PADDED >> 20} MiB; send elements one by one")
+        raise InvalidInput(f"{what}, and need more than {_MOST_PADDED >> 20} MiB; send the elements one by one")
     return np.array(elements, dtype=f"S{longest + 1}").reshape(array.shape)
 
 

@@ -145,7 +145,7 @@ class Context(Protocol):
 
 
 class Engine(Protocol):
-    """An engine in memory. Builds use the inspector, sessions the rest."""
+    """An engine in memory. Builds use `create_engine_inspector` and `num_layers`; sessions use the other members."""
 
     @property
     def num_layers(self) -> int: ...

@@ -13,8 +13,8 @@ from edged.backends.trt.network import create_builder, parse
 
 
 class TensorRt:
-    """A backend on one TensorRT module. `kind` is the runtime's name for people. `library` is the start of the file
-    name of the runtime's shared library."""
+    """A backend on one TensorRT module. `kind` is the runtime's name, "TensorRT" or "TensorRT-RTX". `library` is the
+    start of the file name of the runtime's shared library."""
 
     in_graph = frozenset({"fp16", "int8"})
 

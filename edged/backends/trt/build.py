@@ -1,5 +1,5 @@
 """Builds an engine: parse, configure, build, write, inspect. If a generation of the runtime lacks a feature, the build
-goes on without it, or fails with the reason.
+goes on without the feature, or fails with the reason.
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ def _device(trt: Trt, kind: str, order: Order) -> Iterator[None]:
         capability = device.properties.compute_capability
         if offered and capability not in offered:
             choice = ", ".join(offered)
-            raise Unsuitable(f"{kind} builds for compute capability {choice}, but this device has {capability}")
+            raise Unsuitable(
+                f"{kind} builds for compute capability {choice}, but this device has {capability}; use another backend"
+            )
         yield
 
 
@@ -143,7 +145,9 @@ def _write(path: Path, plan: memoryview) -> None:
         path.write_bytes(plan)
     except OSError as error:
         if error.errno in _FULL:
-            raise OutOfSpace(f"the disk has no room for an engine of {memoryview(plan).nbytes >> 20} MiB") from error
+            raise OutOfSpace(
+                f"the disk has no room for an engine of {memoryview(plan).nbytes >> 20} MiB; free some space"
+            ) from error
         raise
 
 
@@ -163,14 +167,15 @@ def configure(trt: Trt, builder: Builder, config: Config, network: Network, orde
 def set_precision(trt: Trt, config: Config, precision: str, is_strongly_typed: bool) -> None:
     """Set the builder's precision flags. Raises Unsuitable if this runtime lacks a necessary flag.
 
-    TF32 rounds the factors of fp32 products, so its flag is set only for the precision tf32. Other precisions are part
-    of the graph; a network that is not strongly typed also needs a flag that allows fp16 or int8.
+    TF32 rounds the factors of fp32 products, so its flag is set only for the precision tf32. All other precisions are
+    datatypes in the graph. A strongly typed network needs no flag for these datatypes. Any other network needs a flag
+    that allows fp16 or int8.
     """
     tf32 = find(trt, "BuilderFlag.TF32")
     if tf32 is not None:
         (config.set_flag if precision == "tf32" else config.clear_flag)(tf32)
     elif precision == "tf32":
-        raise Unsuitable("this TensorRT has no switch for TF32; build the model in fp32")
+        raise Unsuitable("this TensorRT cannot build tf32 engines, because it has no flag for TF32; use fp32")
     if is_strongly_typed:
         return
     if precision in ("fp16", "int8"):
@@ -181,8 +186,8 @@ def set_precision(trt: Trt, config: Config, precision: str, is_strongly_typed: b
 
 
 def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
-    """Configure the build for a compute capability ("8.6"), or, if empty, for this box's device. Raises Unsuitable or
-    another EngineUnusable if the runtime cannot build for it."""
+    """Configure the build for the compute capability `capability` ("8.6"). If it is empty, build for this box's device.
+    Raises Unsuitable or another EngineUnusable if the runtime cannot build for it."""
     if find(config, "set_compute_capability") is None:
         if capability:
             raise Unsuitable(f"{kind} builds only for the device that it runs on; build this engine on that device")
@@ -201,8 +206,8 @@ def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
 
 
 def capabilities(trt: Trt) -> dict[str, str]:
-    """Return the compute capabilities that the runtime can build for, by the runtime's names, such as "SM86": "8.6".
-    Empty if the runtime builds only for the device that it runs on."""
+    """Return the compute capabilities that the runtime can build for: a mapping from the runtime's name to the number,
+    such as "SM86" to "8.6". Empty if the runtime builds only for the device that it runs on."""
     names = getattr(find(trt, "ComputeCapability"), "__members__", {})
     matches = {name: _CAPABILITY.fullmatch(name) for name in names}
     return {name: f"{match[1]}.{match[2]}" for name, match in matches.items() if match}
@@ -220,7 +225,7 @@ def _add_profile(builder: Builder, config: Config, network: Network, text: str) 
             raise Unsuitable(f"the engine has no range of shapes for input {tensor.name}; set profile.{tensor.name}")
         shapes.set_shape(tensor.name, range_.minimum, range_.optimum, range_.maximum)
     if config.add_optimization_profile(shapes) < 0:
-        raise Unsuitable(f"the model does not accept the range of shapes {text[:200]}; change its settings profile.*")
+        raise Unsuitable(f"the model does not accept the range of shapes {text[:200]}; change the settings profile.*")
 
 
 def _set_compatibility(trt: Trt, config: Config, options: Options) -> None:
@@ -228,7 +233,7 @@ def _set_compatibility(trt: Trt, config: Config, options: Options) -> None:
         flag = find(trt, "BuilderFlag.VERSION_COMPATIBLE")
         if flag is None:
             raise Unsuitable(
-                "this TensorRT cannot build version compatible engines; remove tensorrt.version_compatible"
+                "this TensorRT cannot build version compatible engines; remove setting tensorrt.version_compatible"
             )
         config.set_flag(flag)
         # The plan would otherwise contain a lean runtime, which is code, and edged does not run code in plans.
@@ -239,7 +244,7 @@ def _set_compatibility(trt: Trt, config: Config, options: Options) -> None:
         level = find(trt, "HardwareCompatibilityLevel.AMPERE_PLUS")
         if level is None:
             raise Unsuitable(
-                "this TensorRT cannot build hardware compatible engines; remove tensorrt.hardware_compatible"
+                "this TensorRT cannot build hardware compatible engines; remove setting tensorrt.hardware_compatible"
             )
         config.hardware_compatibility_level = level
 
@@ -247,7 +252,7 @@ def _set_compatibility(trt: Trt, config: Config, options: Options) -> None:
 def _use_dla(trt: Trt, builder: Builder, config: Config, core: int) -> None:
     if core >= builder.num_DLA_cores:
         cores = builder.num_DLA_cores
-        raise Unsuitable(f"the device has {cores or 'no'} DLA cores, but core {core} is set; change tensorrt.dla_core")
+        raise Unsuitable(f"setting tensorrt.dla_core={core}: the device has {cores or 'no'} DLA cores; change it")
     config.default_device_type = find(trt, "DeviceType.DLA")
     config.DLA_core = core
     config.set_flag(find(trt, "BuilderFlag.GPU_FALLBACK"))
@@ -275,18 +280,18 @@ class _Report(msgspec.Struct, frozen=True):
 
 
 def of_engine(trt: Trt, engine: Engine) -> Composition:
-    """Return the precisions of a built engine's layers from the inspector; only a note if its report is unreadable."""
+    """Return the precisions of a built engine's layers from the inspector; only a note if the report is unreadable."""
     try:
         text = engine.create_engine_inspector().get_engine_information(find(trt, "LayerInformationFormat.JSON"))
         report = msgspec.json.decode(text, type=ready(_Report))
     except Exception as error:  # the runtime's errors have no common base, and nothing depends on the report
-        return Composition(notes=(f"the engine's layers cannot be read: {error}",))
+        return Composition(notes=(f"the precisions of the engine's layers are unknown: {error}",))
     detailed = [layer for layer in report.layers if isinstance(layer, _Layer)]
     if not detailed:
         return Composition(notes=(f"{engine.num_layers} layers after fusion, of unknown precisions",))
     counts = Counter(_precision(layer) for layer in detailed if not _MOVERS.search(layer.kind))
     movers = len(detailed) - counts.total()
-    notes = (f"{len(detailed)} layers after fusion, {movers} of which only move or convert",)
+    notes = (f"{len(detailed)} layers after fusion, {movers} of which only move or convert data",)
     return Composition(layers=dict(sorted(counts.items())), notes=notes)
 
 
@@ -298,12 +303,12 @@ def _precision(layer: _Layer) -> str:
 
 
 def of_network(network: Network) -> Composition:
-    """Return how many of the network's layers have which precision. This composition is used if the built engine cannot
-    be loaded here."""
+    """Return the composition of a network: the number of its layers in each precision. This composition is used if the
+    built engine cannot be loaded here."""
     layers = list(_layers(network))
     makers = {tensor.name: layer.type.name for layer in layers for tensor in _outputs(layer)}
     counts = Counter(_asked(layer, makers) for layer in layers if not _MOVERS.search(layer.type.name))
-    notes = (f"{network.num_layers} layers before fusion, with the graph's precisions: the engine is not loaded here",)
+    notes = (f"{network.num_layers} layers before fusion, with the graph's precisions; the engine was not loaded",)
     return Composition(layers=dict(sorted(counts.items())), notes=notes)
 
 

@@ -32,7 +32,7 @@ BLOB = "engine.plan"
 
 # Messages for TensorRT-RTX's diagnostics about an engine; several may apply at once.
 _DIAGNOSTICS = {
-    "VERSION_MISMATCH": "another version built it",
+    "VERSION_MISMATCH": "another version of the runtime built it",
     "UNSUPPORTED_CC": "it is for another GPU",
     "OLD_CUDA_DRIVER": "the driver is too old for it",
     "OLD_CUDA_RUNTIME": "the CUDA runtime is too old for it",
@@ -59,8 +59,8 @@ def dla_core(order: Order) -> int | None:
 
 
 def read_plan(order: Order, kind: str, version: str) -> bytes:
-    """Return the plan of a built engine. Raises EngineDamaged if it was altered, EngineUnusable if it was not built or
-    another kind or version of runtime built it."""
+    """Return the plan of a built engine. Raises EngineDamaged if the plan was altered. Raises EngineUnusable if the
+    engine was not built, or was built by another kind or version of runtime."""
     if order.artefact is None:
         raise EngineUnusable("this engine has not been built yet")
     data = order.artefact.load(BLOB)
@@ -143,10 +143,13 @@ def read_header(data: bytes) -> Header:
     offset = _after_json(data)
     kind = _KINDS.get(data[offset : offset + _MAGIC])
     if kind is None:
-        raise EngineUnusable(f"the engine is not a TensorRT plan: it begins with {data[:_MAGIC].hex(' ') or 'nothing'}")
+        begin = data[:_MAGIC].hex(" ") or "nothing"
+        raise EngineUnusable(f"the engine is not a TensorRT plan: it begins with {begin}; it will be rebuilt")
     length = len(data) - offset
     if length < _HEADER:
-        raise EngineUnusable(f"the engine is truncated: its {length} bytes are shorter than a {kind} header")
+        raise EngineUnusable(
+            f"the engine is truncated: its {length} bytes are shorter than a {kind} header; it will be rebuilt"
+        )
     if any(data[offset + _MAGIC : offset + 2 * _MAGIC]):
         return Header(kind, "", None, offset)
     version = ".".join(str(number) for number in data[offset + _SHORT - 4 : offset + _SHORT])
@@ -155,7 +158,9 @@ def read_header(data: bytes) -> Header:
     size = int.from_bytes(data[offset + 16 : offset + 24], "little")
     if size != length:
         what = "is truncated" if length < size else "has extra bytes at its end"
-        raise EngineUnusable(f"the engine {what}: it has {length} bytes, but its header says {size}")
+        raise EngineUnusable(
+            f"the engine {what}: it has {length} bytes, but its header says {size}; it will be rebuilt"
+        )
     return Header(kind, version, size, offset)
 
 
@@ -164,7 +169,7 @@ def require_version(header: Header, kind: str, installed: str, *, any_minor: boo
     the major version must match. The error names both kinds if the kind differs, otherwise both versions.
     """
     if header.kind != kind:
-        raise EngineUnusable(f"the engine was built by {header.kind}; {kind} cannot load it")
+        raise EngineUnusable(f"the engine was built by {header.kind}; {kind} cannot load it, so it will be rebuilt")
     built, here = _numbers(header.version), _numbers(installed)
     if any_minor:
         built, here = built[:1], here[:1]
@@ -177,7 +182,8 @@ def require_version(header: Header, kind: str, installed: str, *, any_minor: boo
 
 
 def _after_json(data: bytes) -> int:
-    """Return the offset of the plan: after a JSON object with its length if the file begins with one, else 0."""
+    """Return the offset of the plan. If the data begins with a length and a JSON object of this length, the plan
+    follows the object. Otherwise the offset is 0."""
     if len(data) < _MAGIC or data[:_MAGIC] in _KINDS:
         return 0
     length = int.from_bytes(data[:_MAGIC], "little")
@@ -206,8 +212,8 @@ class OpenedSession(TensorRtSession):
         self._owned = device
 
     def nodes(self) -> Nodes:
-        """Report all nodes as run by TensorRT. Layers that a DLA build left to the GPU are only in the build's
-        record."""
+        """Return TensorRT as the provider of all nodes, without counts. Only the record of the build names the layers
+        that a build for DLA left to the GPU."""
         return {"TensorRT": {}}
 
     def close(self) -> None:

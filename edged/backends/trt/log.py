@@ -99,19 +99,19 @@ def without_device(reason: str, can_target: bool) -> str:
     """Return the error message of a build that found no device. `can_target`: the runtime can build for other
     devices."""
     elsewhere = ", or name a device to build for: `edged engines build MODEL --for sm_86`" if can_target else ""
-    return f"no CUDA device can be used here ({reason}); build on a box that has one{elsewhere}"
+    return f"no CUDA device can be used here ({reason}); build on a box with a CUDA device{elsewhere}"
 
 
 def explain(reason: str) -> str:
     """Return the reason, with a remedy if one is known."""
     if not reason:
-        return "it gives no reason; see the last lines of the daemon's log"
+        return "the runtime gives no reason; see the last lines of the daemon's log"
     if is_without_device(reason):
         return f"no CUDA device can be used here ({reason}); check that its driver is loaded and new enough"
     if _NO_MEMORY.search(reason):
         return f"it ran out of memory ({reason})"
     if library := _MISSING_LIBRARY.search(reason):
-        return f"{library[1]} is not installed; install it, or remove the setting that needs it"
+        return f"{library[1]} is not installed; install this library, or remove the setting that needs it"
     if _SCARCE_WORKSPACE.search(reason):
         return f"{reason}; raising tensorrt.workspace_mb may help"
     return reason

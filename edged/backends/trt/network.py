@@ -70,7 +70,7 @@ def require_datatypes(signature: Signature, kind: str) -> None:
     """Raise Unsuitable if an input or output has a datatype that the runtime lacks."""
     for spec in (*signature.inputs, *signature.outputs):
         if spec.datatype not in DATATYPES.values():
-            raise Unsuitable(f"{kind} does not support {spec.datatype}, the datatype of {spec.name}")
+            raise Unsuitable(f"{kind} does not support {spec.datatype}, the datatype of tensor {spec.name}")
 
 
 def require_interface(network: Network, signature: Signature, kind: str) -> None:
@@ -82,12 +82,14 @@ def require_interface(network: Network, signature: Signature, kind: str) -> None
             raise Unsuitable(f"{kind}'s network lacks the tensor {spec.name}, which the model declares")
         found = DATATYPES.get(tensor.dtype.name, tensor.dtype.name)
         if found != spec.datatype:
-            raise Unsuitable(f"{kind} would convert the {spec.datatype} tensor {spec.name} to {found}")
+            raise Unsuitable(
+                f"{kind} would convert the {spec.datatype} tensor {spec.name} to {found}; use another backend"
+            )
     for tensor in inputs(network):
         if tensor.is_shape_tensor and any(size < 0 for size in tensor.shape):
             raise Unsuitable(
-                f"{kind} needs a range for the values of {tensor.name}, which determine the model's shapes, and edged"
-                " cannot set one; use another backend"
+                f"the values of input {tensor.name} determine shapes; {kind} needs a range for these values, and edged"
+                " cannot set such a range; use another backend"
             )
 
 
@@ -105,7 +107,7 @@ def outputs(network: Network) -> Iterator[Tensor]:
 def _refusal(kind: str, model: str, errors: Iterable[ParserError], log: Log) -> EdgedError:
     failures = [_failure(error, log) for error in errors]
     if not failures:
-        return EngineUnusable(f"{kind} cannot read {model}: {log.reason() or 'it gives no reason'}")
+        return EngineUnusable(f"{kind} cannot read {model}: {log.reason() or 'the runtime gives no reason'}")
     refused = [failure for failure in failures if failure.is_unsupported]
     others = [failure for failure in failures if not failure.is_unsupported]
     reasons = _unsupported(refused) + [_describe(failure) for failure in others[:_MOST_NODES]]
@@ -156,8 +158,8 @@ def _field(error: ParserError, what: str) -> str:
 
 
 def _in_words(reason: str) -> str:
-    """Return a parser's reason for people. A reason is a condition from the parser's source code, often with a sentence
-    after it. If there is a sentence, return only the sentence."""
+    """Return a parser's reason as a text for messages. A reason is a condition from the parser's source code, often
+    with a sentence after it. If there is a sentence, return only the sentence."""
     if "Plugin not found" in reason or "No importer registered" in reason:
         return "no such operator"
     if "convertDtype" in reason:

@@ -55,14 +55,14 @@ class Options(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, optimization: str, options: str) -> Options:
-        """Parse the options of a recipe; missing options get their default. Raises ConfigError if edged did not write
-        the text."""
+        """Parse the options of a recipe; missing options get their default. Raises ConfigError if `options` is not in
+        the form that `str` writes."""
         words = [word.partition("=") for word in options.split(";")] if options else []
         settings = {PREFIX + name: value if equals else "true" for name, equals, value in words}
         level = {PREFIX + "builder_level": optimization} if optimization != "all" else {}
         found = of(settings | level, None)
         if options and str(found) != options:
-            raise ConfigError(f"invalid TensorRT options {options[:80]!r}: edged did not write them")
+            raise ConfigError(f"invalid TensorRT options {options[:80]!r}: they are not in the form that edged writes")
         return found
 
     def eased(self, effort: Effort) -> Options:
@@ -80,7 +80,7 @@ def check(settings: Mapping[str, str]) -> None:
     """Raise ConfigError if a setting under `tensorrt.` is unknown or has an invalid value."""
     for key in settings:
         if key.startswith(PREFIX) and key not in _KNOWN:
-            raise ConfigError(f"unknown setting {key[:60]}; {nearest(key[:60], _KNOWN)}")
+            raise ConfigError(f"unknown setting {key[:60]!r}; {nearest(key[:60], _KNOWN)}")
     of(settings, None)
 
 
@@ -89,7 +89,9 @@ def of(settings: Mapping[str, str], memory_mb: int | None) -> Options:
     if a value is invalid."""
     workspace = integer(settings, PREFIX + "workspace_mb", _LEAST_WORKSPACE, _MOST_WORKSPACE)
     if workspace is not None and memory_mb is not None and workspace > memory_mb:
-        raise ConfigError(f"tensorrt.workspace_mb={workspace} is more than the {memory_mb} MiB that the device has")
+        raise ConfigError(
+            f"setting tensorrt.workspace_mb={workspace} is more than the {memory_mb} MiB that the device has; lower it"
+        )
     level = integer(settings, PREFIX + "builder_level", 0, _HIGHEST_LEVEL)
     return Options(
         workspace_mb=_default_workspace(memory_mb) if workspace is None else workspace,

@@ -61,7 +61,7 @@ class _Lane:
         _silence(context)
         several = engine.num_optimization_profiles > 1
         if several and not context.set_optimization_profile_async(profile, stream.handle):
-            raise EngineUnusable(f"TensorRT refuses the engine's own profile {profile}")
+            raise EngineUnusable(f"TensorRT refuses optimization profile {profile} of the engine")
         stream.synchronize()
         self._shapes: tuple[Shape, ...] = ()
         self.outputs: dict[str, Shape] = {}
@@ -120,8 +120,8 @@ class _Lane:
             raise EngineUnusable(f"TensorRT does not accept the buffer of tensor {name!r} (set_tensor_address failed)")
 
     def _largest(self, name: str, dtype: np.dtype[np.generic]) -> int:
-        """Return the largest size of an output in bytes. Some runtimes return more than the output's size for the
-        largest inputs."""
+        """Return the largest size of an output in bytes: its size for the largest inputs, or the runtime's own limit if
+        that is larger."""
         ask = getattr(self.context, "get_max_output_size", None)
         return max(_size(self.outputs[name], dtype), int(ask(name)) if ask is not None else 0)
 

@@ -1,4 +1,4 @@
-"""Compares the inputs and outputs of a TensorRT engine with those of the model, and manages their memory."""
+"""Compares the inputs and outputs of a TensorRT engine with the model's, and manages the memory of these tensors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Tensors(msgspec.Struct, frozen=True):
         for tensor in self.inputs:
             found = inputs[tensor.name].dtype
             if found != tensor.dtype:
-                raise InvalidTensor(f"input {tensor.name!r} is {found}; the engine takes {tensor.dtype}")
+                raise InvalidTensor(f"input {tensor.name!r} has the datatype {found}; the engine takes {tensor.dtype}")
         shapes = [inputs[tensor.name].shape for tensor in self.inputs]
         for profile in range(len(self.inputs[0].bounds) if self.inputs else 1):
             if all(_within(s, t.bounds[profile]) for s, t in zip(shapes, self.inputs, strict=True)):
@@ -82,7 +82,8 @@ def read(engine: Engine, signature: Signature) -> Tensors:
         wanted, found = {spec.name for spec in specs}, {name for name, mode in modes.items() if mode == kind}
         if wanted != found:
             raise EngineUnusable(
-                f"the engine's {kind.lower()}s are {_names(found)}, the model's {_names(wanted)}; build it again"
+                f"the engine's {kind.lower()}s are {_names(found)}, but the model's are {_names(wanted)};"
+                " build the engine again"
             )
     profiles = max(1, engine.num_optimization_profiles)
     return Tensors(
@@ -97,7 +98,9 @@ def read(engine: Engine, signature: Signature) -> Tensors:
 def _dtype(engine: Engine, spec: TensorSpec) -> np.dtype[np.generic]:
     made = engine.get_tensor_dtype(spec.name).name
     if DATATYPES.get(made) != spec.datatype:
-        raise Unsuitable(f"tensor {spec.name!r} is {made} in the engine and {spec.datatype} in the model")
+        raise Unsuitable(
+            f"TensorRT changed the datatype of tensor {spec.name!r} from {spec.datatype} to {made}; use another backend"
+        )
     # TensorRT reads the values of shape tensors on the host, but edged puts all inputs on the device.
     is_shape = getattr(engine, "is_shape_inference_io", None)
     if is_shape is not None and is_shape(spec.name):
@@ -139,7 +142,7 @@ class _Closable(Protocol):
 
 
 def view(host: HostMemory, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-    """Return the start of page-locked memory as an array, [*shape]."""
+    """Return an array of this shape and dtype that is a view of the start of page-locked memory."""
     array: Array = host.array[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
     return array
 
@@ -181,7 +184,7 @@ class Place:
             stream.copy_out(self.host, self.memory, size)
 
     def take(self, shape: tuple[int, ...]) -> Array:
-        """Return the fetched output as a view of the host memory, [*shape]."""
+        """Return the fetched output in this shape, as a view of the host memory."""
         return view(self.host, shape, self.dtype)
 
     def free(self) -> None:
@@ -191,8 +194,8 @@ class Place:
 
 
 class BufferSet:
-    """Memory for every tensor, and two events: `copied` passes after the inputs are copied, `done` after the
-    outputs."""
+    """Memory for every tensor, and two events. `copied` passes after the inputs are copied, and `done` passes after the
+    outputs are copied."""
 
     def __init__(
         self,
@@ -200,7 +203,7 @@ class BufferSet:
         inputs: Mapping[str, tuple[int, np.dtype[np.generic]]],
         outputs: Mapping[str, tuple[int, np.dtype[np.generic]]],
     ) -> None:
-        """`inputs` and `outputs` give each tensor's largest size in bytes and its dtype, by name."""
+        """`inputs` and `outputs` map the name of each tensor to its largest size in bytes and its dtype."""
         self.inputs: dict[str, Place] = {}
         self.outputs: dict[str, Place] = {}
         self._events: list[Event] = []
@@ -225,8 +228,8 @@ class BufferSet:
 
 
 def quietly(release: Callable[[], None]) -> None:
-    """Call `release` and ignore errors. On a broken device freeing fails, too, but the remaining objects must still be
-    freed."""
+    """Call `release` and ignore errors. If the device is broken, memory on it cannot be freed, but all other objects
+    must still be freed."""
     with suppress(EdgedError):
         release()
 

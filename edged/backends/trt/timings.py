@@ -42,7 +42,7 @@ class Timings:
             return
         cache = config.create_timing_cache(self._read(self._path))
         if cache is None or not config.set_timing_cache(cache, False):
-            self.notes.append("earlier timings are from another device and were not used")
+            self.notes.append("earlier kernel timings are from another device and were not used")
             cache = config.create_timing_cache(b"")
             if cache is not None and not config.set_timing_cache(cache, False):
                 cache = None
@@ -56,7 +56,7 @@ class Timings:
         try:
             _replace(self._path, self._head + hashlib.sha256(data).digest() + data)
         except OSError as error:
-            self.notes.append(f"timings could not be saved: {error.strerror or error}")
+            self.notes.append(f"kernel timings could not be saved: {error.strerror or error}")
         else:
             _prune(self._path)
 
@@ -67,14 +67,14 @@ class Timings:
         except FileNotFoundError:
             return b""
         except OSError as error:
-            self.notes.append(f"earlier timings could not be read: {error.strerror or error}")
+            self.notes.append(f"earlier kernel timings could not be read: {error.strerror or error}")
             return b""
         if not kept.startswith(self._head):
-            self.notes.append("earlier timings are from another version and were not used")
+            self.notes.append("earlier kernel timings are from another version of the runtime and were not used")
             return b""
         digest, data = kept[len(self._head) :][:_DIGEST], kept[len(self._head) + _DIGEST :]
         if hashlib.sha256(data).digest() != digest:
-            self.notes.append("earlier timings are damaged and were not used")
+            self.notes.append("earlier kernel timings are damaged and were not used")
             return b""
         return data
 
@@ -93,7 +93,8 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _prune(kept: Path) -> None:
-    """Remove all but the newest files of the same backend, including temporary files of killed builds. Never raises."""
+    """Keep only the newest `_MOST_FILES` files of the same backend. This number includes temporary files that killed
+    builds left. Never raises."""
     kind, dash, _ = kept.name.partition("-")
     with contextlib.suppress(OSError):
         alike = [path for path in kept.parent.iterdir() if path.name.lstrip(".").startswith(kind + dash)]

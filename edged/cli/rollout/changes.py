@@ -26,7 +26,7 @@ _CUT = re.compile(r"\.\.\. \(\d+ characters\)$")  # the end of a long value in r
 
 
 class Change(Protocol):
-    """A change of one box. Every method may be called again after an interruption."""
+    """A change that a rollout makes on each box. Every method can be called again after an interruption."""
 
     def plan(self) -> str:
         """Return what the change does on each box, as text that can follow a colon."""
@@ -48,7 +48,7 @@ class AddModel:
     def __init__(self, order: Order) -> None:
         self._order = order
         if order.file and digest_of(Path(order.file)) != order.digest:
-            raise Refused(f"{order.file} has changed since the rollout began; begin a new one")
+            raise Refused(f"{order.file} has changed since the rollout began; begin a new rollout")
 
     def plan(self) -> str:
         return f"add {self._order.file} as model {self._order.model}, and wait for its verified engine"
@@ -72,7 +72,7 @@ class AddModel:
             model = self._order.model
             raise Refused(f"another client has removed the model; to restore it: edged models restore {model}")
         if now["digest"] not in ("", self._order.digest):
-            raise Refused("another client has replaced the model meanwhile; it stays")
+            raise Refused("another client has replaced the model meanwhile; the other client's model stays")
         if not had:
             client.remove_model(self._order.model)
             return f"model {self._order.model} is removed"
@@ -81,7 +81,9 @@ class AddModel:
         while (now := _identity(_find(client, self._order.model))) != had:  # until the daemon has read it
             if time.monotonic() > end:
                 raise Refused(
-                    f"the box restored another model than the previous one: digest {now.get('digest', '')[:12]}"
+                    "the restored model differs from the previous one in its digest"
+                    f" ({now.get('digest', '')[:12] or 'none'}, previously {had.get('digest', '')[:12] or 'none'}) or"
+                    f" in its settings; see: edged models show {self._order.model}"
                 )
             time.sleep(0.5)
         wait_until_served(client, self._order.model)
@@ -102,7 +104,10 @@ class SetModel:
         settings = _require(client, self._order.model).settings
         had = {key: settings.get(key, "") for key in self._order.settings}
         if long := next((key for key, value in had.items() if _CUT.search(value)), ""):
-            raise Refused(f"the value of {long} is too long to be restored after a failure; use edged models set")
+            raise Refused(
+                f"a rollout cannot change setting {long!r}, because its present value is too long to be restored;"
+                f" change it on each box with: edged models set {self._order.model}"
+            )
         return had
 
     def apply(self, client: Client, had: Had) -> None:
@@ -116,7 +121,7 @@ class SetModel:
 
 
 class Rebuild:
-    """The change that builds engines again, such as after an update of drivers."""
+    """The change that builds engines again, for example after an update of drivers."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -132,10 +137,15 @@ class Rebuild:
     def apply(self, client: Client, had: Had) -> None:
         last = {each.key: each for each in client.rebuild(self._order.model, force=self._order.force, follow=True)}
         if failed := [each for each in last.values() if each.done and not each.succeeded]:
-            raise Refused(f"{failed[0].backend} {failed[0].precision}: {failed[0].reason or failed[0].state}")
+            raise Refused(
+                f"engine {failed[0].backend} {failed[0].precision} was not built: {failed[0].reason or failed[0].state}"
+            )
 
     def undo(self, client: Client, had: Had) -> str:
-        raise Refused("the new engine is verified and stays; if its build failed, the previous engine stays")
+        raise Refused(
+            "a rebuild cannot be undone: a new engine is verified and stays; if the build failed, the previous engine"
+            " stays"
+        )
 
 
 class Reload:
@@ -149,10 +159,10 @@ class Reload:
 
     def apply(self, client: Client, had: Had) -> None:
         if wrong := [key for key in client.reload() if key.problem]:
-            raise Refused(f"{wrong[0].key}: {wrong[0].problem}")
+            raise Refused(f"{wrong[0].key} is not in force: {wrong[0].problem}")
 
     def undo(self, client: Client, had: Had) -> str:
-        raise Refused("put the previous file back on the box, then: edged reload")
+        raise Refused("a reload cannot be undone from here; put the previous file back on the box, then: edged reload")
 
 
 KINDS: Mapping[str, Callable[[Order], Change]] = {
@@ -167,13 +177,16 @@ def of(order: Order, *, only_undo: bool = False) -> Change:
     """Return the change that an order describes. Raises InvalidInput or Refused if this change is not possible. With
     `only_undo` the model's file may be missing or changed."""
     if order.kind not in KINDS:
-        raise InvalidInput(f"this edged cannot roll out {order.kind[:40]!r}; use the version that began the rollout")
+        raise InvalidInput(
+            f"this version of edged does not know the change {order.kind[:40]!r}; use the version that began the"
+            " rollout"
+        )
     return KINDS[order.kind](msgspec.structs.replace(order, file="") if only_undo else order)
 
 
 def measure(client: Client, model: str) -> Figures:
-    """Return the figures of a model on a box. If the name is empty, return those of all models together, without an
-    engine."""
+    """Return the figures of a model on a box. If `model` is empty, return the figures of all models together. In that
+    case `engine` and `backend` are empty, and `infer_ms` is None."""
     load = client.load()
     own = [each for each in load.models if model in ("", each.name)]
     ages = [each.age_p99_ms for each in load.cameras if model in ("", each.model) and each.age_p99_ms is not None]
@@ -199,8 +212,8 @@ def digest_of(file: Path) -> str:
 
 
 def _identity(model: ModelInfo | None) -> dict[str, str]:
-    """Return the digest and the settings of a model on the box's disk; the box may not serve them yet. Return an empty
-    dictionary if there is no model."""
+    """Return the digest and the settings of a model. They describe the model's files on the box, even if an older
+    version still serves. Return an empty dictionary if there is no model."""
     if model is None:
         return {}
     return {"digest": model.digest, "settings": msgspec.json.encode(model.settings, order="sorted").decode()}

@@ -126,7 +126,7 @@ def reload(
 
 
 def resume(
-    name: Annotated[str, typer.Argument(metavar="ROLLOUT", help="Its name, as edged fleet rollout list shows it.")],
+    name: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's name; see edged fleet rollout list.")],
     json: common.Json = False,
 ) -> None:
     """Continue an interrupted rollout, or a rollback.
@@ -138,13 +138,15 @@ def resume(
     with record.alone(name):
         found = record.load(name)
         if not found.can_be_resumed:
-            raise InvalidInput(f"rollout {name} is {found.state}; begin a new one")
+            raise InvalidInput(f"rollout {name} is {found.state} and cannot be resumed; begin a new rollout")
         inventory = Path(found.inventory) if found.inventory else None
         boxes = Targets(tuple(found.targets), inventory, tuple(found.groups)).boxes()
         now = {box.name: address.resolve(box.target) for box in boxes}
         for box, target in found.addresses.items():
             if now.get(box) != target:
-                raise InvalidInput(f"the inventory no longer has {box} with the address {target}; begin a new rollout")
+                raise InvalidInput(
+                    f"box {box} no longer has the address {target} in the inventory; begin a new rollout"
+                )
         found.note(f"resumed by {record.user()}")
         _carry_out(found, [box for box in boxes if box.name in found.boxes], json)
 
@@ -171,7 +173,7 @@ def list_(json: common.Json = False) -> None:
 
 
 def show(
-    name: Annotated[str, typer.Argument(metavar="ROLLOUT", help="Its name, as edged fleet rollout list shows it.")],
+    name: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's name; see edged fleet rollout list.")],
     json: common.Json = False,
 ) -> None:
     """Show a rollout: its boxes, their figures, what happened."""
@@ -204,16 +206,21 @@ def _begin(
     order: Order, canary: int, then: str, abort_on: str, watch: float, dry_run: bool, targets: Targets, json: bool
 ) -> None:
     if not targets.is_fleet:
-        raise InvalidInput("a rollout is for several boxes; give --inventory FILE, or several --target")
+        raise InvalidInput("a rollout needs several boxes; give --inventory FILE, or several --target")
     if "infer" in plan.parse_rules(abort_on).factors and not order.model:
-        raise InvalidInput("--abort-on infer: a reload has no model to measure; use alarms, failures or p99")
+        raise InvalidInput(
+            "--abort-on infer cannot be used with a reload, which concerns no single model; use alarms, failures or p99"
+        )
     boxes = targets.boxes()
     waves = plan.waves([box.name for box in boxes], canary, then)
     change = changes.of(order)
     if not json or dry_run:
         _show_plan(order, change.plan(), waves, abort_on, watch)
     if away := run.unreachable(boxes):
-        raise Refused(f"nothing was changed: {'; '.join(f'{name}: {why}' for name, why in away.items())}")
+        raise Refused(
+            "nothing was changed, since some boxes do not answer: "
+            f"{'; '.join(f'{name}: {why}' for name, why in away.items())}"
+        )
     if dry_run:
         return
     began = Record(
@@ -249,7 +256,7 @@ def _carry_out(began: Record, boxes: Sequence[Box], json: bool) -> None:
     if json:
         common.print_json(msgspec.json.encode(began))
     else:
-        common.show(f"record: edged fleet rollout show {began.id}")
+        common.show(f"to see the record: edged fleet rollout show {began.id}")
         if began.can_be_resumed:
             common.show(f"to roll back the other boxes: edged fleet rollout resume {began.id}")
     if not done:

@@ -18,8 +18,8 @@ _WORDS = ("alarms", "failures")
 class Figures(msgspec.Struct, frozen=True):
     """A box's figures about a model. `engine` is the engine that serves. `infer_ms` is the median time of one
     inference. `p99_ms` is the 99th percentile of the time from capture to answer, the highest of all cameras. Unknown
-    figures are None. `failed` counts failed requests. `alarms` has the message of each alarm by its kind, model and
-    camera, since the numbers in a message change."""
+    figures are None. `failed` counts failed requests. `alarms` maps the kind, model and camera of each alarm to the
+    alarm's message. The messages cannot be the keys, because numbers in a message change while the alarm lasts."""
 
     engine: str = ""
     backend: str = ""
@@ -30,9 +30,10 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """The rules that end a rollout. `alarms`: a new alarm. `failures`: a failed request. `factors`: a figure (p99,
-    infer) that is greater than its value before the change times the factor. A box on which the change fails always
-    ends the rollout."""
+    """The rules that end a rollout. With `alarms`, a new alarm ends a rollout. With `failures`, a failed request ends a
+    rollout. `factors` maps figures (p99, infer) to factors. The rollout ends if the value of a figure after the change
+    is greater than the factor times the value before the change. A box on which the change fails always ends the
+    rollout."""
 
     alarms: bool = False
     failures: bool = False
@@ -50,7 +51,7 @@ class Rules(msgspec.Struct, frozen=True):
         for figure, factor in self.factors.items():
             was, now = _value(before, figure), _value(after, figure)
             if was and now is not None and now > was * factor:
-                return f"{figure} is {now:.3g} ms instead of {was:.3g} ms, more than {factor:g} times"
+                return f"{figure} is {now:.3g} ms, more than {factor:g} times the {was:.3g} ms before the change"
         return ""
 
 
@@ -70,7 +71,7 @@ def parse_rules(text: str) -> Rules:
         else:
             raise InvalidInput(
                 f"--abort-on {part[:40]!r} is not a rule; give alarms, failures, p99 > 1.5x or infer > 1.5x, joined by"
-                " or"
+                " 'or'"
             )
     return Rules("alarms" in words, "failures" in words, factors)
 
@@ -82,7 +83,9 @@ def waves(boxes: Sequence[str], canary: int, then: str) -> tuple[tuple[str, ...]
         raise InvalidInput("there is no box to change; give --inventory FILE, or several --target")
     found = _STEP.fullmatch(then.strip())
     if found is None or not 0 < int(found[1]) <= (100 if found[2] else 1 << 20):
-        raise InvalidInput(f"--then {then[:20]!r}: give a number of boxes, or a percentage such as 25%")
+        raise InvalidInput(
+            f"--then {then[:20]!r} is not a number of boxes or a percentage; give, for example, 4 or 25%"
+        )
     step = math.ceil(len(boxes) * int(found[1]) / 100) if found[2] else int(found[1])
     starts = [0, *range(max(1, canary), len(boxes), step)]
     return tuple(tuple(boxes[a:b]) for a, b in zip(starts, [*starts[1:], len(boxes)], strict=True))
@@ -95,5 +98,7 @@ def unknown(rules: Rules, before: Mapping[str, Figures]) -> tuple[str, ...]:
     for figure in rules.factors:
         if lost := [box for box, figures in before.items() if not _value(figures, figure)]:
             why = "no camera sends frames" if figure == "p99" else "no engine serves"
-            lines.append(f"{figure} is unknown on {', '.join(lost)}: {why}; the rule for {figure} is not applied there")
+            lines.append(
+                f"{figure} is unknown on {', '.join(lost)}: {why}; the rule for {figure} is not applied to these boxes"
+            )
     return tuple(lines)

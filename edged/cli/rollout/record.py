@@ -90,7 +90,7 @@ class Record(msgspec.Struct):
 
     @property
     def only_undo(self) -> bool:
-        """Whether no further box is changed, because something went wrong."""
+        """Whether boxes may only be changed back. This is so once a box has failed or the rollout is being aborted."""
         return self.state in ("aborting", "aborted") or any(box.state in _GONE_WRONG for box in self.boxes.values())
 
     @property
@@ -112,7 +112,7 @@ class Record(msgspec.Struct):
             with _WRITING:
                 atomic.write_file(place, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n", 0o600)
         except OSError as error:
-            raise Refused(f"the record {place} cannot be written: {error.strerror}") from None
+            raise Refused(f"the rollout's record {place} cannot be written: {error.strerror}") from None
 
 
 def new_id(order: Order) -> str:
@@ -131,7 +131,7 @@ def alone(name: str) -> Iterator[None]:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = place.open("w")
     except OSError as error:
-        raise Refused(f"{place} cannot be written: {error.strerror}") from None
+        raise Refused(f"the rollout's lock file {place} cannot be written: {error.strerror}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,7 +158,7 @@ def load(name: str) -> Record:
     except FileNotFoundError:
         raise NotFound(f"there is no rollout {name}; see: edged fleet rollout list") from None
     except (OSError, *NOT_JSON) as error:
-        raise Refused(f"the record {_place(name)} cannot be read: {error}") from None
+        raise Refused(f"the rollout's record {_place(name)} cannot be read: {error}") from None
 
 
 def names() -> list[str]:

@@ -30,7 +30,7 @@ def run(record: Record, change: Change, boxes: Sequence[Box], report: Callable[[
 
 
 def unreachable(boxes: Sequence[Box]) -> dict[str, str]:
-    """Return, for each box that does not answer, its name and the reason."""
+    """Return a mapping from the names of the boxes that do not answer to the reasons."""
 
     def ask(client: Client, report: Callable[[str], None]) -> bool:
         client.status()
@@ -48,7 +48,7 @@ class _Rollout:
     def carry_out(self) -> bool:
         record = self._record
         if record.only_undo:
-            self._abort(record.why or "it was interrupted after a failure")
+            self._abort(record.why or "the rollout was interrupted after a failure")
             return False
         for number, wave in enumerate(record.waves, 1):
             if problem := self._wave(number, wave):
@@ -59,8 +59,8 @@ class _Rollout:
         return True
 
     def _wave(self, number: int, wave: Sequence[str]) -> str:
-        """Change the boxes of a wave that are not changed yet, and watch the wave unless that is already done. Return
-        why the rollout must end, or an empty text."""
+        """Change the boxes of a wave that are not changed yet. Then watch the wave, unless it was already watched to
+        the end. Return why the rollout must end, or an empty text."""
         left = [name for name in wave if self._record.boxes[name].state in ("waiting", "started")]
         if left or number > self._record.watched:
             self._note(f"wave {number} of {len(self._record.waves)}: {', '.join(left or wave)}")
@@ -95,8 +95,8 @@ class _Rollout:
         self._record.save()  # other boxes of the wave may take hours
 
     def _watch(self, names: Sequence[str]) -> str:
-        """Compare the figures of boxes until `watch_s` seconds have passed or a box fails. Return the failures as one
-        text, empty if there are none."""
+        """Compare the figures of each box with those before the change, until `watch_s` seconds have passed or a box
+        fails. Return the failures as one text, empty if there are none."""
         end = time.monotonic() + self._record.watch_s
         while True:
             if problem := self._each(names, self._compare, is_silent=True):

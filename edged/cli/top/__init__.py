@@ -29,7 +29,7 @@ def top(
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
-    """Show live what a box does; several boxes together.
+    """Show live what one or several boxes do.
 
     It shows models and their engines, cameras, engine hosts, the device, builds and alarms. INFER is the recent median
     time of one inference, BEST the lowest so far; ages are from capture to answer. Keys: q quits; s sorts by name, load

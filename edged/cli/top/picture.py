@@ -1,4 +1,4 @@
-"""The picture of `edged top`: the states of boxes as lines of text, in tables that fit the width. Pure."""
+"""The text that `edged top` shows: the states of boxes as lines, in tables that fit the width. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LEAST = 10  # fewest cells of a column whose texts are cut
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. If the width does not suffice, the columns with the lowest `matters` are left out, and texts
-    of columns with `is_cut` may be cut."""
+    """A column of a table. If the width does not suffice, the columns with the lowest value of `matters` are left out
+    first. Texts of columns with `is_cut` can be cut."""
 
     title: str
     matters: int
@@ -39,7 +39,7 @@ Row = Sequence[Cell]
 
 
 def plain(text: str) -> str:
-    """Replace control characters, which names from clients may contain."""
+    """Replace control characters. Names that come from clients may contain them."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
@@ -155,7 +155,8 @@ class Order(enum.Enum):
 
 
 def picture(boxes: Sequence[BoxState], width: int, order: Order, now: float) -> list[Text]:
-    """Return all lines, none wider than `width` terminal cells. `now` is in seconds since the epoch."""
+    """Return the lines that `edged top` shows, none wider than `width` terminal cells. `now` is in seconds since the
+    epoch."""
     lines = _one(boxes[0], width, now) if len(boxes) == 1 else _several(boxes, width, now)
     known = [(box, box.load) for box in boxes if box.load is not None]
     sections = (
@@ -190,7 +191,8 @@ def _paled(row: Row, box: BoxState) -> Row:
 
 
 def _one(box: BoxState, width: int, now: float) -> list[Text]:
-    """Return the lines about the only box: its name and version, its device, and one for each alarm and build."""
+    """Return the lines about the only box: its name and version, its device, and a line for each alarm and each
+    build."""
     load = box.load
     if load is None:
         return [_line(f"edged at {box.name}", "bold", width), *_silence(box, width, now)]
@@ -303,7 +305,7 @@ def _state(model: ModelLoad) -> Cell:
 
 
 def _slower(model: ModelLoad) -> float:
-    """Return inference time as a multiple of the engine's best; 0 if unknown."""
+    """Return the inference time as a multiple of the lowest inference time of the engine; 0 if unknown."""
     return model.infer_ms / model.baseline_ms if model.infer_ms and model.baseline_ms else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The terminal of the live picture: reads keys, draws lines, restores the terminal at the end."""
+"""The screen of `edged top` in a terminal. It reads keys, draws lines, and restores the terminal at the end."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class Screen:
 
 @contextlib.contextmanager
 def _keyboard() -> Iterator[int | None]:
-    """Yield the descriptor of standard input, without line editing and echo; None if it is not a terminal."""
+    """Turn off line editing and echo, and yield the descriptor of standard input. Yield None if standard input is not a
+    terminal."""
     if not sys.stdin.isatty():
         yield None
         return

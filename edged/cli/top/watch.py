@@ -17,8 +17,8 @@ from edged.errors import EdgedError
 
 
 class BoxState(msgspec.Struct, frozen=True):
-    """The state of one box. `rates` has the requests and frames a second of each model between the last two answers. A
-    model that either answer lacks is left out.
+    """The state of one box. `rates` maps each model to its rate between the last two answers. A rate is the number of
+    requests and frames together, per second. A model that is missing in one of these answers is left out.
 
     `last_answer` and `tried` are the times of the last answer and the last call, in seconds since the epoch, 0 for
     never. `answers` counts answers. `error` is why the last call failed; empty if it succeeded.
@@ -48,8 +48,8 @@ class BoxState(msgspec.Struct, frozen=True):
 
 
 def rates(before: LoadInfo | None, after: LoadInfo) -> dict[str, float]:
-    """Return requests and frames a second by model. After a restart of the daemon the result is empty. Models that were
-    reloaded between the answers are left out."""
+    """Return a mapping from each model to its rate, which is the number of requests and frames together, per second.
+    After a restart of the daemon the mapping is empty. Models that were reloaded between the answers are left out."""
     if before is None or before.status.epoch != after.status.epoch or after.mono_s <= before.mono_s:
         return {}
     seconds = after.mono_s - before.mono_s

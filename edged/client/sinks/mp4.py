@@ -27,7 +27,7 @@ _ENCODING = {"g": "50", "bf": "0"}
 class Mp4(Sink):
     """Writes the annotated pictures as a video, which a thread encodes. Each picture is shown until the capture time of
     the next one. The video has the size of the first picture; later pictures are fitted into it. Pictures that cannot
-    be decoded are left out. If the program is killed, all but the last few seconds can be played.
+    be decoded are left out. If the program is killed, only the last few seconds of the video are lost.
 
     A picture is left out and counts in `dropped` if its encoding would delay the stream; with `lossless` the stream
     waits. Raises Unsupported if PyAV is not installed or cannot encode, InvalidInput if the file cannot be written.
@@ -40,7 +40,9 @@ class Mp4(Sink):
         av = require_av()
         self._encoder = next((name for name in _ENCODERS if name in av.codecs_available), None)
         if self._encoder is None:
-            raise Unsupported(f"this PyAV cannot encode video; install another: {packages.install('av', option='-U')}")
+            raise Unsupported(
+                f"this PyAV cannot encode video; install another PyAV: {packages.install('av', option='-U')}"
+            )
         try:
             self._file = _File(self.name)
         except OSError as error:
@@ -134,7 +136,7 @@ class _File:
 
 
 class Timeline:
-    """Computes presentation times: ticks since the first picture, strictly increasing."""
+    """Computes presentation times, in ticks since the first picture. Each time is greater than the previous one."""
 
     def __init__(self) -> None:
         self._first_ns: int | None = None

@@ -45,9 +45,9 @@ _log = logging.getLogger("edged.client")
 
 class Mqtt(Sink):
     """Publishes the results of one camera below `PREFIX/CAMERA/`: each result as JSON at `result`, the number of
-    objects of each class at `counts`, and ON or OFF at `detected`. Numbers of a class map or depth are at `readings`,
-    and the text that a recogniser reads is at `text`. `availability` is online or offline; the broker publishes offline
-    if the connection is lost.
+    objects of each class at `counts`, and ON or OFF at `detected`. The topic `readings` has the share of each class
+    in a class map, or the lowest and highest depth. The topic `text` has the text that a recogniser reads. The topic
+    `availability` has online or offline; the broker publishes offline if the connection is lost.
 
     At most `broker.settings.rate` results are published per second. A thread connects and reconnects, so the stream
     never waits. If the broker does not keep up, results are left out and count in `dropped`. Raises Unsupported if
@@ -91,7 +91,7 @@ class Mqtt(Sink):
         self._client.reconnect_delay_set(1, 60)
         self._client.on_connect = self._on_connect
         self._client.on_disconnect = self._on_disconnect
-        self._client.on_connect_fail = lambda *_: _log.warning("%s does not answer; trying again", self.name)
+        self._client.on_connect_fail = lambda *_: _log.warning("broker %s does not answer; trying again", self.name)
         self._client.connect_async(broker.host, broker.port)
         self._client.loop_start()
 
@@ -200,7 +200,7 @@ class Mqtt(Sink):
         """Publish all entities and states after each connection, since the broker may have lost them. Runs in paho's
         thread."""
         if reason.is_failure:
-            _log.warning("%s refuses the connection: %s", self.name, reason)
+            _log.warning("broker %s refuses the connection: %s", self.name, reason)
             return
         with self._publishing:
             self._publish(*self._topics.camera_entities())
@@ -217,7 +217,7 @@ class Mqtt(Sink):
 
     def _on_disconnect(self, _client: Any, _data: object, _flags: object, reason: Any, _properties: object) -> None:
         if reason.is_failure:
-            _log.warning("%s: the connection is lost (%s); trying again", self.name, reason)
+            _log.warning("the connection to broker %s is lost (%s); trying again", self.name, reason)
 
 
 def _labels(result: Result) -> Iterator[str]:
@@ -241,7 +241,7 @@ def _secure(client: Any, ca: str) -> None:
     try:
         client.tls_set(ca_certs=ca or None)
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"the certificates in {ca!r} cannot be used: {error}") from None
+        raise InvalidInput(f"the broker's CA certificates {ca!r} cannot be used: {error}") from None
 
 
 def _require_paho() -> Any:
@@ -259,7 +259,8 @@ _PORTS = {"mqtt": 1883, "mqtts": 8883}
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings in the query of a broker's address. `rate` is results per second. `discovery` is the topic prefix to
     which Home Assistant subscribes; empty turns discovery off. `ca` is a file of CA certificates; empty means the
-    system's. `maps` publishes results with their maps, which can have a megabyte each."""
+    system's. If `maps` is set, published results include the cells of class maps, depth maps and heat maps. Such a
+    result can have a megabyte."""
 
     rate: float = 2.0
     discovery: str = "homeassistant"
@@ -282,24 +283,27 @@ class Broker(msgspec.Struct, frozen=True):
 def broker(url: str, environment: Mapping[str, str] = os.environ) -> Broker:
     """Parse `mqtt://user@host:1883/prefix?rate=2&discovery=homeassistant`, or `mqtts://` for TLS.
 
-    The password comes from EDGED_MQTT_PASSWORD, or from the file named by EDGED_MQTT_PASSWORD_FILE, since every user of
-    the machine can see the address. Raises InvalidInput for an invalid address, NotFound if the file cannot be read.
+    The password comes from EDGED_MQTT_PASSWORD, or from the file named by EDGED_MQTT_PASSWORD_FILE. It must not be in
+    the address, since every user of the machine can see the address. Raises InvalidInput for an invalid address,
+    NotFound if the file cannot be read.
     """
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise InvalidInput(f"invalid address of a broker {redact(url)!r}: {error}; {_FORM}") from None
+        raise InvalidInput(f"the broker's address {redact(url)!r} is invalid: {error}; {_FORM}") from None
     settings = query_settings(url, parts.query, Settings)
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise InvalidInput(f"invalid address of a broker {redact(url)!r}; {_FORM}")
+        raise InvalidInput(f"the broker's address {redact(url)!r} is invalid; {_FORM}")
     if parts.password is not None:
-        raise InvalidInput(f"the password in the address is visible to every user; use {PASSWORD} or {PASSWORD_FILE}")
+        raise InvalidInput(
+            f"a password in the broker's address is visible to every user; use {PASSWORD} or {PASSWORD_FILE}"
+        )
     if settings.rate <= 0:
-        raise InvalidInput(f"invalid rate={settings.rate:g}; give results per second, above 0")
+        raise InvalidInput(f"rate={settings.rate:g} is out of range; give a number of results per second above 0")
     prefix = unquote(parts.path.strip("/")) or "edged"
     if "#" in url or any(sign in prefix + settings.discovery for sign in "+#\0"):
-        raise InvalidInput(f"{redact(url)!r} has an invalid topic prefix; leave out + and #")
+        raise InvalidInput(f"the broker's address {redact(url)!r} has an invalid topic prefix; leave out + and #")
     user = unquote(parts.username) if parts.username else None
     is_tls = parts.scheme == "mqtts"
     return Broker(parts.hostname, port or _PORTS[parts.scheme], is_tls, user, _password(environment), prefix, settings)
@@ -342,7 +346,7 @@ class Crossings(msgspec.Struct, frozen=True):
 
 class Topics:
     """Makes the topics and messages of one camera, without IO. `node` distinguishes cameras of several machines.
-    Methods that return an entity return its discovery messages."""
+    Methods such as `text_entity` return an entity of Home Assistant as the messages that announce the entity."""
 
     def __init__(self, prefix: str, discovery: str, node: str, camera: str) -> None:
         self._discovery = discovery.strip("/")
@@ -383,7 +387,7 @@ class Topics:
         return self._count(f"count_{slug(label)}", label, f"{{{{ value_json.get({name}, 0) }}}}", self.counts)
 
     def read(self, found: Sequence[Reading]) -> Message:
-        """Return the message with the readings by name."""
+        """Return the message that maps the name of each reading to its value."""
         return Message(self.readings, _json({each.name: each.value for each in found}), retain=True)
 
     def reading_entity(self, reading: Reading) -> tuple[Message, ...]:
@@ -454,8 +458,8 @@ class Topics:
 
 
 def slug(text: str) -> str:
-    """Return the text as a topic level and identifier, with only letters, digits, `_` and `-`. If the text changes, a
-    checksum keeps different texts different."""
+    """Return the text as a topic level and identifier, with only letters, digits, `_` and `-`. If the result would
+    differ from the text, a checksum is added, so that different texts have different results."""
     plain = _UNSAFE.sub("_", text).strip("_")
     return plain if plain == text and plain else f"{plain}_{zlib.crc32(text.encode()):08x}".lstrip("_")
 

@@ -72,7 +72,7 @@ class Preview(Sink):
 
 
 class Newest:
-    """Holds the newest answer. Several threads may each wait for the next one."""
+    """Holds the newest answered picture. Several threads can wait for the next picture at the same time."""
 
     def __init__(self) -> None:
         self._answered: Answered | None = None
@@ -92,8 +92,8 @@ class Newest:
             self._changed.notify_all()
 
     def after(self, number: int, patience: float) -> tuple[int, bytes] | None:
-        """Wait for a picture newer than `number`; return its number and JPEG. None at the end or after `patience`
-        seconds."""
+        """Wait for a picture newer than `number`; return its number and JPEG. Return None at the end, or if no picture
+        arrives for `patience` seconds."""
         while (found := self._wait(number, patience)) is not None:
             number, answered = found
             with self._encoding:  # once for all viewers

@@ -1,5 +1,5 @@
-"""Numbers of a result for automations: the share of each class in a class map, and the lowest and highest depth.
-Pure."""
+"""Takes from a result the numbers that home automation can use. These are the share of each class in a class map, or
+the lowest and highest depth. Pure."""
 
 from __future__ import annotations
 

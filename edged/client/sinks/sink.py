@@ -92,7 +92,7 @@ _DEPTH = 8
 
 class Background:
     """A thread that calls `work` for each answer in order, and `finish` at the end. At most `depth` answers wait: a
-    further answer replaces the oldest one, and `dropped` counts the replaced ones. With `lossless`, `put` waits
+    further answer replaces the oldest one, and `dropped` counts the replaced answers. With `lossless`, `put` waits
     instead."""
 
     def __init__(
@@ -164,8 +164,8 @@ class Sinks(AbstractContextManager["Sinks"]):
         return sink
 
     def tap(self, frames: Iterable[Picture | Captured]) -> Iterable[Picture | Captured]:
-        """Return an iterable to stream instead of `frames`. It yields the same frames, and keeps the pictures until
-        their results arrive."""
+        """Return an iterable that the caller passes to `Client.stream` in place of `frames`. It yields the same frames.
+        If a sink wants pictures, it also keeps the pictures until their results arrive."""
         if not any(sink.wants_pictures for sink in self._sinks):
             return frames
         self._pending = PendingFrames(frames)
@@ -197,7 +197,7 @@ class Sinks(AbstractContextManager["Sinks"]):
             sink.close()
         if not self._sinks:
             raise error
-        _log.warning("%s: %s; the stream goes on without it", sink.name, error)
+        _log.warning("%s: %s; the stream goes on without this output", sink.name, error)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -207,8 +207,8 @@ _MOST, _MOST_BYTES = 64, 256 << 20
 
 
 class PendingFrames(Iterator[Picture | Captured]):
-    """An iterator over frames that keeps their newest pictures: at most `most`, and at most `most_bytes` bytes.
-    Pictures have the numbers that the stream gives to their frames."""
+    """An iterator over frames that keeps the pictures of the newest frames. `most` limits the number of kept pictures,
+    and `most_bytes` their size in bytes together. Pictures have the numbers that the stream gives to their frames."""
 
     def __init__(self, frames: Iterable[Picture | Captured], most: int = _MOST, most_bytes: int = _MOST_BYTES) -> None:
         self._frames = iter(frames)
@@ -288,8 +288,9 @@ def encode(result: Result, maps: bool = True) -> bytes:
 
 def line(result: Result, maps: bool = True) -> dict[str, object]:
     """Return Roboflow's inference JSON with the frame's camera, number, age, skips and error. A result with a content
-    also has the fields of `content_fields`, with or without `maps`; for a classifier they replace `predictions`. A
-    result of a recording also has `position_s`, and a result of a pipeline has `second`."""
+    also has the fields of `content_fields`; for a classifier these fields replace `predictions`. If `maps` is False,
+    the cells of maps are left out. A result of a recording also has `position_s`, and a result of a pipeline has
+    `second`."""
     error = None
     if result.error is not None:
         error = {"code": result.error[0], "message": result.error[1]}

@@ -39,5 +39,7 @@ def camera_address(text: str) -> tuple[str, CameraSettings]:
     parts = urlsplit(text)
     settings = query_settings(text, parts.query, CameraSettings)
     if min(settings.width, settings.height) < 0 or settings.fps < 0 or bool(settings.width) != bool(settings.height):
-        raise InvalidInput(f"{text!r} has an invalid size; give width and height, such as ?width=1280&height=720")
+        raise InvalidInput(
+            f"{text!r} has an invalid size or rate; give both width and height, such as ?width=1280&height=720"
+        )
     return parts.netloc + parts.path, settings

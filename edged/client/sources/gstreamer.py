@@ -36,7 +36,7 @@ def develop(gst: Any, sample: Any) -> Picture:
     buffer = sample.get_buffer()
     mapped, view = buffer.map(gst.MapFlags.READ)
     if not mapped:
-        raise ValueError("the buffer cannot be read")
+        raise ValueError("the buffer of a GStreamer sample cannot be mapped into memory")
     try:
         if shape.get_name() == "image/jpeg":
             whole = jpeg.complete(bytes(view.data))
@@ -84,7 +84,7 @@ def _rows(data: Pixels, height: int, used: int) -> Pixels:
     missing."""
     stride = _round4(used)
     if data.size < stride * height:
-        raise ValueError(f"{data.size} bytes are too few for {height} rows of {stride} bytes")
+        raise ValueError(f"the picture has {data.size} bytes, too few for {height} rows of {stride} bytes")
     return data[: stride * height].reshape(height, stride)[:, :used]
 
 
@@ -135,7 +135,9 @@ def pipeline_camera(text: str) -> Live:
     gst = require_gst()
     whole = f"{text.strip().removesuffix('!').strip()} ! {_LIVE_SINK}"
     if not text.strip():
-        raise InvalidInput("gst: has no pipeline; write, for example: gst:videotestsrc is-live=true ! videoconvert")
+        raise InvalidInput(
+            "the address gst: has no pipeline; write, for example: gst:videotestsrc is-live=true ! videoconvert"
+        )
     try:
         gst.parse_launch(whole).set_state(gst.State.NULL)
     except Exception as error:  # GLib.Error, which cannot be named without gi
@@ -147,7 +149,7 @@ def csi_camera(sensor: str, settings: CameraSettings) -> Live:
     """Return the camera with the number `sensor` on a Jetson's CSI connector. Raises InvalidInput if `sensor` is not a
     number, Unsupported if GStreamer or its element nvarguscamerasrc is missing."""
     if not sensor.isdecimal():
-        raise InvalidInput(f"csi://{sensor} is not a CSI camera; write csi://0 for the first one")
+        raise InvalidInput(f"csi://{sensor} is not a CSI camera; write csi://0 for the first camera")
     if require_gst().ElementFactory.find("nvarguscamerasrc") is None:
         raise Unsupported(
             "csi:// cameras need GStreamer's element nvarguscamerasrc, which is missing on this box; "

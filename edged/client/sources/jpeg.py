@@ -20,8 +20,8 @@ _STANDARD_TABLES = bytes.fromhex(
 
 
 def complete(data: bytes) -> bytes | None:
-    """Return a Motion JPEG frame in a form that every decoder reads: with the Huffman tables that many cameras leave
-    out, and without bytes after its end. Return None if the frame is cut off."""
+    """Return a Motion JPEG frame in a form that every decoder reads. The result has the Huffman tables that many
+    cameras leave out, and no bytes after the end of the picture. Return None if the frame is cut off."""
     end = data.rfind(_EOI)
     if not data.startswith(_SOI) or end < 0:
         return None

@@ -24,7 +24,7 @@ from edged.vision.picture_header import read_header
 
 
 class Film(Protocol):
-    """An open video file. `rate` in frames a second applies to frames without a position."""
+    """An open video file. `rate`, in frames per second, is used for frames without a position."""
 
     rate: float
 
@@ -52,7 +52,7 @@ class Recording(Reader):
         self._film.close()
 
     def _play(self) -> Generator[Shot, None, bool]:
-        """Play the video once; return whether it had frames and was not stopped."""
+        """Play the video once. Return whether the video had frames and was played to the end."""
         due, given = Playback(self._film.rate), False
         try:
             for shot in self._film.shots(self.on_damage):
@@ -70,8 +70,8 @@ class Recording(Reader):
 
 
 class Pictures(Source):
-    """Returns picture files without decoding them. A file without a readable header counts as damaged. Pictures have no
-    times: `max_fps` delays them, and no picture is skipped."""
+    """Returns picture files without decoding them. A file without a readable header counts as damaged. Picture
+    files have no times, unlike the frames of a video. So `max_fps` delays pictures, and no picture is skipped."""
 
     def __init__(self, name: str, paths: list[Path], max_fps: float = 0.0, loop: bool = False) -> None:
         super().__init__(name)
@@ -135,11 +135,11 @@ def open_source(
 
     A video plays in real time; without `pace`, as fast as the caller reads frames. `latest=True` keeps only the newest
     frame, the default for cameras. `latest=False` returns every frame, the default for files. `max_fps` leaves out
-    frames above this rate; in a video, the positions of the frames count. 0 means no limit. `loop` repeats a file.
-    `hardware` decodes video in hardware if possible.
+    frames above this rate; 0 means no limit. In a video, the rate is computed from the positions of the frames. `loop`
+    repeats a file. `hardware` decodes video in hardware if possible.
 
-    Raises NotFound or InvalidInput if the source cannot be opened, Unsupported if a library for it is not installed. A
-    camera that is missing or goes away is connected again.
+    Raises NotFound or InvalidInput if the source cannot be opened, Unsupported if a library for it is not installed. If
+    a camera is missing or goes away, the source connects to it again.
     """
     name = os.fspath(text)
     if max_fps < 0:
@@ -183,17 +183,19 @@ def _open_camera(name: str, hardware: bool) -> Live | None:
             return gstreamer.csi_camera(*camera_address(name))
         case "shm":
             return shared_camera(name.removeprefix("shm://"))
-    raise InvalidInput(f"{redact(name)!r} has an unknown scheme; give {_KINDS}")
+    raise InvalidInput(f"the source {redact(name)!r} has an unknown scheme; give {_KINDS}")
 
 
 _SCENE_FPS = 15.0
 
 
 def _scene_camera(seed: str) -> Live:
-    """Return a camera that draws the scene of a seed (default 1): 15 JPEGs of 640x480 pixels a second. Raises
-    InvalidInput if `seed` is not a number of at most 9 digits, Unsupported without OpenCV."""
+    """Return a camera that draws the scene of a seed (default 1). The camera sends 15 JPEGs of 640x480 pixels a second.
+    Raises InvalidInput if `seed` is not a number of at most 9 digits, Unsupported without OpenCV."""
     if not (seed or "1").isdecimal() or len(seed) > 9:
-        raise InvalidInput(f"'scene:{seed[:20]}' is not a drawn scene; write scene: and a number, such as scene:7")
+        raise InvalidInput(
+            f"'scene:{seed[:20]}' is not a drawn scene; write scene: and a number of up to 9 digits, such as scene:7"
+        )
     if not packages.is_installed("cv2"):
         raise Unsupported(packages.missing("cv2", "a drawn scene"))
     return Live(f"scene:{seed or 1}", lambda live: contextlib.nullcontext(_draw(live, int(seed or "1"))))
@@ -219,10 +221,10 @@ def _open_film(name: str, hardware: bool) -> Film:
 
 
 def _find_pictures(path: Path) -> list[Path] | None:
-    """Return the pictures of a folder, or the only picture; None for any other file. Raises NotFound if the path does
-    not exist or the folder has no pictures."""
+    """Return the pictures of a folder, or the path itself if it is a picture. Return None for any other file. Raises
+    NotFound if the path does not exist or the folder has no pictures."""
     if not path.exists():
-        raise NotFound(f"no such picture, folder, video or camera {str(path)!r}")
+        raise NotFound(f"there is no picture, folder, video or camera {str(path)!r}")
     if not path.is_dir():
         return [path] if path.suffix.lower() in PICTURE_SUFFIXES else None
     try:
@@ -230,5 +232,5 @@ def _find_pictures(path: Path) -> list[Path] | None:
     except OSError as error:
         raise InvalidInput(f"the folder {str(path)!r} cannot be read: {error.strerror}") from None
     if not found:
-        raise NotFound(f"the folder {str(path)!r} has no pictures ({', '.join(PICTURE_SUFFIXES)})")
+        raise NotFound(f"the folder {str(path)!r} has no pictures: files that end in {', '.join(PICTURE_SUFFIXES)}")
     return found

@@ -173,7 +173,7 @@ class AvFilm:
             raise InvalidInput(f"the video {redact(path)!r} cannot be opened: {reason(error)}") from None
         if not self._container.streams.video:
             self._container.close()
-            raise InvalidInput(f"{redact(path)!r} has no video stream")
+            raise InvalidInput(f"the file {redact(path)!r} has no video stream; give a video")
         self.rate = float(self._container.streams.video[0].average_rate or _USUAL_FPS)
 
     def shots(self, on_damage: Callable[[], None]) -> Iterator[Shot]:
@@ -223,14 +223,16 @@ _NOT_ABOUT_THE_FORMAT = {errno.EBUSY, errno.ENOENT, errno.ENODEV, errno.ENXIO, e
 
 
 def v4l2_camera(device: str, settings: CameraSettings) -> Live:
-    """Return a camera of this machine. The camera sends Motion JPEG, which the daemon decodes on demand, unless the
-    settings name another format or the driver has no Motion JPEG. Raises NotFound if the device does not exist,
-    InvalidInput if this user may not open it."""
+    """Return a camera of this machine. If the driver has Motion JPEG and the settings name no other format, the camera
+    sends Motion JPEG, which the daemon decodes on demand. Raises NotFound if the device does not exist, InvalidInput if
+    this user may not open the device."""
     av = require_av()
     if not os.path.exists(device):
-        raise NotFound(f"no such camera {device}; see: ls /dev/video*")
+        raise NotFound(f"the camera {device} does not exist; see: ls /dev/video*")
     if not os.access(device, os.R_OK | os.W_OK):
-        raise InvalidInput(f"this user may not open the camera {device}; join the group that owns it (video)")
+        raise InvalidInput(
+            f"this user is not allowed to open the camera {device}; join the group that owns the device (video)"
+        )
 
     @contextlib.contextmanager
     def connect(camera: Live) -> Iterator[Iterator[Shot]]:

@@ -73,7 +73,7 @@ def _parse(address: str) -> tuple[str, RingSettings]:
     settings = query_settings(f"shm://{address}", parts.query, RingSettings)
     if not name.startswith(layout.PREFIX) or "/" in name:
         raise InvalidInput(
-            f"shm://{name} is not a ring of frames; names of rings begin with {layout.PREFIX}: ls {layout.FOLDER}"
+            f"shm://{name} is not a ring of frames; names of rings begin with {layout.PREFIX}; see: ls {layout.FOLDER}"
         )
     sized = settings.width > 0 and settings.height > 0
     if not 1 <= settings.slots <= _MOST_SLOTS or not (sized or settings.width == settings.height == 0):
@@ -97,7 +97,9 @@ def _follow(camera: Live, descriptor: int, settings: RingSettings) -> Iterator[S
     """Yield pictures until the owner removes the ring. Raises OSError if the ring's size does not fit the settings."""
     step = os.fstat(descriptor).st_size // settings.slots
     if step < layout.slot_size(max(1, settings.raw_bytes)) or step % layout.ALIGNED:
-        raise OSError(f"slots of {step} bytes do not fit the pictures; give the ring's slots, width, height and format")
+        raise OSError(
+            f"the ring's slots of {step} bytes do not fit the pictures; give the ring's slots, width, height and format"
+        )
     last = 0
     while not camera.stopped.is_set():
         newest = max(_slots(descriptor, step, settings.slots))
@@ -118,7 +120,7 @@ def _slots(descriptor: int, step: int, count: int) -> Iterator[Slot]:
     for index in range(count):
         header = os.pread(descriptor, layout.STAMP.size, index * step)
         if len(header) < layout.STAMP.size:
-            raise OSError("the ring was cut off")
+            raise OSError("a slot of the ring cannot be read, because the ring's file became shorter")
         yield Slot(layout.STAMP.unpack(header)[0], index * step)
 
 

@@ -83,7 +83,7 @@ _HOPELESSLY_LATE_S = 1.0
 
 
 class Playback:
-    """Computes when each shot of a recording is due, relative to the first one."""
+    """Computes when each shot of a recording is due, relative to the first shot."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate

@@ -1,4 +1,4 @@
-"""Reads WAV files: mono PCM of 16 bits. Python's `wave` module reads no other samples without conversion."""
+"""Reads WAV files that have one channel of PCM samples of 16 bits."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def read_wav(path: str | os.PathLike[str]) -> Samples:
 
 
 class Wav(Source):
-    """Returns the samples of a file in chunks of `chunk_s` seconds; the last one may be shorter. With `pace` they come
-    in real time, each stamped with the time at its end; otherwise they have no capture time. With `loop` the file is
-    repeated."""
+    """Returns the samples of a file in chunks of `chunk_s` seconds; the last chunk can be shorter. With `pace` the
+    chunks come in real time, and the capture time of a chunk is the time of its end. Without `pace` chunks have no
+    capture time. With `loop` the file is repeated."""
 
     def __init__(self, name: str, *, pace: bool = True, loop: bool = False, chunk_s: float = CHUNK_S) -> None:
         """Open the file. Raises the errors of `read_wav`, and InvalidInput if the file or a chunk has no samples."""
@@ -39,7 +39,9 @@ class Wav(Source):
         self._chunk = round(chunk_s * self.rate)
         if self._chunk < 1 or not self._file.getnframes():
             self._file.close()
-            raise InvalidInput(f"{name!r} has no samples" if self._chunk else f"chunk_s={chunk_s:g} is too short")
+            raise InvalidInput(
+                f"the sound {name!r} has no samples" if self._chunk else f"chunk_s={chunk_s:g} is less than a sample"
+            )
         self._given = 0
         self._start: float | None = None
         self._stopped = threading.Event()
@@ -76,7 +78,7 @@ def _open(path: str | os.PathLike[str]) -> wave.Wave_read:
     try:
         file = wave.open(name, "rb")  # noqa: SIM115 - the caller closes it
     except FileNotFoundError:
-        raise NotFound(f"no such sound {name!r}") from None
+        raise NotFound(f"the sound {name!r} does not exist") from None
     except OSError as error:
         raise InvalidInput(f"the sound {name!r} cannot be read: {error.strerror}") from None
     except (wave.Error, EOFError) as error:
@@ -84,7 +86,10 @@ def _open(path: str | os.PathLike[str]) -> wave.Wave_read:
     channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
     if channels != 1 or width != 2 or not 0 < rate <= _MOST_RATE:
         file.close()
-        raise InvalidInput(f"{name!r} has {channels} channels of {8 * width} bits at {rate} Hz; {_HOW}")
+        raise InvalidInput(
+            f"the sound {name!r} has {channels} channels of {8 * width} bits at {rate} Hz"
+            f" instead of 1 channel of 16 bits at up to {_MOST_RATE} Hz; {_HOW}"
+        )
     return file
 
 

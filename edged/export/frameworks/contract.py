@@ -1,5 +1,5 @@
-"""The interface of exporters. An exporter is a file of this folder with a function `load`; `edged/export/source.py` has
-its sources and the packages that it needs.
+"""The interface of exporters. An exporter is a file of this folder with a function `load`. `edged/export/source.py`
+chooses the exporter for a model, and lists the packages that each exporter needs.
 
 These files run in the user's own Python, 3.9 or newer, which need not have edged: they import only the framework and
 the standard library.
@@ -39,8 +39,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Input:
-    """An input: its numpy dtype, and its shape for one picture or row. `open`: the dimensions that are open, by
-    position."""
+    """An input: its numpy dtype, and its shape for one picture or row. `open` maps the position of each
+    open dimension to a name for it."""
 
     dtype: str
     shape: Sequence[int]
@@ -56,7 +56,7 @@ class Loaded:
     `export(out, opset, way)` writes the file, with the framework's own opset if `opset` is None.
 
     `answer` returns the framework's outputs, in the order and with the names of the file's outputs. `layers` returns a
-    sample of the output of each layer, by the name of its module, in the order of execution. It is None if the exporter
+    sample of each layer's output under the key "module|shape", in the order of execution. It is None if the exporter
     does not support this.
     """
 

@@ -16,7 +16,7 @@ def load(request: Request) -> Loaded:
     kind = getattr(transformers, name, None)
     if kind is None:
         raise Refused(
-            "transformers {} has no {}, which config.json names; update it".format(
+            "transformers {} has no {}, which config.json names; update transformers".format(
                 transformers.__version__, name or "class"
             )
         )
@@ -24,7 +24,7 @@ def load(request: Request) -> Loaded:
         module = kind.from_pretrained(request.source, local_files_only=True, use_safetensors=True)
     except OSError as error:
         raise Refused(
-            f"{torch_model.short(error)}; weights must be safetensors: load the model once and save_pretrained it"
+            f"{torch_model.short(error)}; weights must be safetensors: load the model, and save it with save_pretrained"
         ) from None
     side = getattr(config, "image_size", None)
     size = _size(request.source) or ((side, side) if isinstance(side, int) else (640, 640))

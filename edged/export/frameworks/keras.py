@@ -39,7 +39,9 @@ def _keras(path: str) -> tuple:
 def _saved_model(path: str) -> tuple:
     loaded = tf.saved_model.load(path)
     if not loaded.signatures:
-        raise Refused(f"{os.path.basename(path)} has no signature; save it with one, or export it with Keras")
+        raise Refused(
+            f"{os.path.basename(path)} has no signature; save the model with a signature, or as a .keras file"
+        )
     function = loaded.signatures.get("serving_default") or next(iter(loaded.signatures.values()))
     given = function.structured_input_signature[1]
     call = lambda *values: function(**dict(zip(given, values)))  # noqa: B905, E731 - Python 3.9

@@ -43,7 +43,7 @@ def _answered(worker: _Worker, request: dict) -> dict:
     except Refused as error:
         return {"error": "refused", "message": str(error)}
     except PermissionError as error:
-        hint = "exports have no network, and read only the source, this folder and the packages; give --weights FILE"
+        hint = "an export has no network and reads only the source, this folder and packages; give --weights FILE"
         return {"error": "failed", "message": f"PermissionError: {error}; {hint}"}
     except ModuleNotFoundError as error:
         return {"error": "missing", "message": str(error), "module": error.name or ""}

@@ -19,16 +19,16 @@ def load(request: Request) -> Loaded:
     kinds = {name[len("RFDETR") :].lower(): name for name in dir(rfdetr) if name.startswith("RFDETR") and name[6:]}
     name = kinds.get(request.source.replace("-", "").lower())
     if name is None:
-        raise Refused("rfdetr has no model {!r}; it has {}".format(request.source, ", ".join(sorted(kinds))))
+        raise Refused("rfdetr has no model {!r}; its models are {}".format(request.source, ", ".join(sorted(kinds))))
     if not request.weights:
-        raise Refused(f"rfdetr:{request.source} needs its checkpoint; give --weights FILE")
+        raise Refused(f"rfdetr:{request.source} needs a checkpoint; give --weights FILE")
     if request.half:
         raise Refused("RF-DETR's exporter cannot write float16; leave out --half, and let the box choose the precision")
     torch.serialization.add_safe_globals([argparse.Namespace])
     head = torch_model.read_weights(request.weights).get("class_embed.weight")
     if head is None:
         raise Refused(
-            f"{os.path.basename(request.weights)} is not a checkpoint of RF-DETR: it has no class_embed.weight"
+            f"{os.path.basename(request.weights)} is not a checkpoint of RF-DETR: it has no tensor class_embed.weight"
         )
     made = getattr(rfdetr, name)(pretrain_weights=request.weights, num_classes=len(head) - 1, device="cpu")
     return _Detector(made, len(head) - 1, request).loaded()
@@ -48,7 +48,7 @@ class _Detector:
         settings = {"names": ",".join(names)} if is_right else {}
         opened = {0: "batch"} if "batch" in self._request.dynamic else {}
         if "size" in self._request.dynamic:
-            raise Refused("RF-DETR takes pictures of one size only; give --dynamic without size")
+            raise Refused("RF-DETR takes only one size of pictures; leave size out of --dynamic")
         inputs = {"input": Input("float32", [1, 3, *self._size], opened)}
         about = "rfdetr {}, torch {}".format(importlib.metadata.version("rfdetr"), torch.__version__)
         return Loaded(about, inputs, self.export, self.answer, settings=settings)

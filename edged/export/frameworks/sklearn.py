@@ -14,9 +14,11 @@ _CONVERTERS = {"lightgbm": "convert_lightgbm", "xgboost": "convert_xgboost"}
 
 def load(request: Request) -> Loaded:
     if not request.trust:
-        raise Refused("a pickle can execute anything when it is loaded; give --trust if you know where it comes from")
+        raise Refused("a pickle can execute any code when it is loaded; give --trust if you trust the file")
     if request.half or request.weights or request.imgsz or "size" in request.dynamic:
-        raise Refused("an estimator takes rows of numbers: --half, --weights, --imgsz and --dynamic size do not apply")
+        raise Refused(
+            "--half, --weights, --imgsz and --dynamic size cannot be used with an estimator: it takes rows of numbers"
+        )
     return _Estimator(joblib.load(request.source)).loaded()
 
 

@@ -12,7 +12,7 @@ def load(request: Request) -> Loaded:
     if request.source not in timm.list_models():
         near = timm.list_models(f"*{request.source}*")[:3]
         raise Refused(
-            "timm has no model {!r}{}".format(request.source, ("; it has " + ", ".join(near)) if near else "")
+            "timm has no model {!r}{}".format(request.source, ("; similar models: " + ", ".join(near)) if near else "")
         )
     if request.weights:
         usual = timm.get_pretrained_cfg(request.source)

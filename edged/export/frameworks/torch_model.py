@@ -49,7 +49,9 @@ def load(
         example = {name: value.half() if value.is_floating_point() else value for name, value in example.items()}
     opened = {name: _open(value, request.dynamic) for name, value in example.items()}
     if "size" in request.dynamic and not any(2 in each for each in opened.values()):
-        raise Refused("--dynamic size needs an input for pictures, [N, 3, height, width]; this model has none")
+        raise Refused(
+            "--dynamic size cannot be used with this model: it has no input for pictures, [N, 3, height, width]"
+        )
     model = _Model(module, example, opened, keep)
     ways = [TORCHSCRIPT]
     if "dynamo" in inspect.signature(torch.onnx.export).parameters:
@@ -77,7 +79,7 @@ def _open(value: torch.Tensor, dynamic: Sequence[str]) -> dict[int, str]:
 
 
 def read_weights(path: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a checkpoint. Only tensors are loaded, never code. Raises Refused."""
+    """Return the tensors of a checkpoint. Only tensors are loaded, never code. Raises Refused for any other content."""
     if path.endswith(".safetensors"):
         from safetensors.torch import load_file
 
@@ -86,7 +88,7 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise Refused(
-            f"{os.path.basename(path)} has more than weights ({short(error)}); save only the model's state_dict"
+            f"{os.path.basename(path)} contains more than weights ({short(error)}); save only the model's state_dict"
         ) from None
     for key in ("state_dict", "model", "model_state_dict"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
@@ -97,11 +99,11 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
 
 
 def fill(module: torch.nn.Module, path: str) -> torch.nn.Module:
-    """Load the weights of a file into a module. Raises Refused if they belong to another model."""
+    """Load the weights of a file into a module. Raises Refused if the weights do not fit the module."""
     try:
         module.load_state_dict(read_weights(path))
     except RuntimeError as error:
-        raise Refused(f"{os.path.basename(path)} has the weights of another model: {short(error)}") from None
+        raise Refused(f"the weights in {os.path.basename(path)} do not fit the model: {short(error)}") from None
     return module
 
 
@@ -113,8 +115,8 @@ def classes_in(path: str, usual: int) -> int:
 
 
 class Flat(torch.nn.Module):
-    """Returns a module's tensors as a tuple, since ONNX files have no mappings. After a run, `names` has their
-    names."""
+    """Returns a module's tensors as a tuple, since ONNX files have no mappings. After a call, `names` has the names of
+    the tensors."""
 
     def __init__(self, model: torch.nn.Module, keep: Sequence[str]) -> None:
         super().__init__()
@@ -156,8 +158,8 @@ class _Model:
         except Exception as error:
             takes = ", ".join(f"{name} {list(value.shape)}" for name, value in example.items())
             raise Refused(
-                f"the model does not take {takes} ({type(error).__name__}: {short(error)}); set another --imgsz, often"
-                " a multiple of 32, or the attribute example_inputs of the module"
+                f"the model fails with {takes} ({type(error).__name__}: {short(error)}); set another --imgsz, often"
+                " a multiple of 32, or set the attribute example_inputs of the module"
             ) from None
         taken = set(example)
         self._outputs = [name if name not in taken else name + "_out" for name in self._flat.names]
@@ -202,7 +204,7 @@ class _Model:
             if "Python boolean" in str(each.message) and os.path.abspath(each.filename).startswith(own + os.sep):
                 raise Refused(
                     f"{os.path.basename(each.filename)}:{each.lineno} has a branch that depends on a tensor's value,"
-                    " but the exported file would always take the same one; use torch.where or torch.cond"
+                    " but the exported file would always take the same branch; use torch.where or torch.cond"
                 )
 
     def answer(self, inputs: Arrays) -> Arrays:
@@ -215,7 +217,7 @@ class _Model:
 
 
 def layers_of(module: torch.nn.Module, run: Callable[[], object]) -> Arrays:
-    """Call `run`, and return a sample of the output of each module inside `module`, by "name|shape"."""
+    """Call `run`, and return a sample of the output of each module inside `module`. The keys are "name|shape"."""
     found = OrderedDict()  # type: OrderedDict[str, Any]
 
     def keep(name: str) -> Any:

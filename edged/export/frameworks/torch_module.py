@@ -1,4 +1,4 @@
-"""Any torch module: `package.module:factory`. The factory is a function or class without arguments, or already a
+"""Any torch module: `package.module:factory`. The factory is a function or class without arguments, or an instance of
 torch.nn.Module. If the torch module has an attribute `example_inputs`, these are its inputs: tensors by name or in
 order. Otherwise its input is one picture."""
 
@@ -16,7 +16,7 @@ def load(request: Request) -> Loaded:
     made = importlib.import_module(path)  # type: Any
     for part in name.split("."):
         if not hasattr(made, part):
-            raise Refused(f"module {path} has no {name!r}")
+            raise Refused(f"Python module {path} has no attribute {name!r}")
         made = getattr(made, part)
     module = made if isinstance(made, torch.nn.Module) else made()
     if not isinstance(module, torch.nn.Module):
@@ -26,5 +26,5 @@ def load(request: Request) -> Loaded:
     settings = getattr(module, "edged_settings", {})
     loaded = torch_model.load(module, request, "", settings)
     if not request.weights:
-        loaded.notes.append("weights: as the factory made them")
+        loaded.notes.append("the weights are those of the factory, because --weights was not given")
     return loaded

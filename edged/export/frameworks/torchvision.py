@@ -15,10 +15,14 @@ def load(request: Request) -> Loaded:
     if request.source not in models.list_models():
         near = [name for name in models.list_models() if request.source in name][:3]
         raise Refused(
-            "torchvision has no model {!r}{}".format(request.source, ("; it has " + ", ".join(near)) if near else "")
+            "torchvision has no model {!r}{}".format(
+                request.source, ("; similar models: " + ", ".join(near)) if near else ""
+            )
         )
     if models.get_model_builder(request.source).__module__.count(".") != 2:
-        raise Refused(f"only torchvision's classifiers can be exported; export {request.source} with a factory")
+        raise Refused(
+            f"{request.source} is not a classifier of torchvision; export the model with PACKAGE.MODULE:FACTORY"
+        )
     weights = models.get_model_weights(request.source).DEFAULT
     names = list(weights.meta.get("categories", ()))
     path = request.weights

@@ -57,7 +57,7 @@ class _Ultralytics:
         opened = {0: "batch", 2: "height", 3: "width"} if self._request.dynamic else {}
         dtype = "float16" if self._request.half else "float32"
         inputs = {"images": Input(dtype, [1, 3, *self._size], opened)}
-        notes = [] if not self._request.dynamic else ["Ultralytics opens batch and size together"]
+        notes = [] if not self._request.dynamic else ["Ultralytics always opens batch and size together"]
         about = f"ultralytics {ultralytics.__version__}, torch {torch.__version__}"
         return Loaded(about, inputs, self.export, self.answer, notes=notes, layers=self.layers)
 
@@ -89,7 +89,8 @@ class _Ultralytics:
         for number, shape in enumerate(self._shapes):
             place = next((at for at, each in enumerate(found) if list(each.shape)[1:] == shape[1:]), None)
             if place is None:
-                raise Refused(f"Ultralytics returns no tensor of shape {shape} to compare with")
+                why = f"Ultralytics itself returns no tensor of shape {shape}, so the exported file cannot be checked"
+                raise Refused(f"{why}; install another version of ultralytics")
             answers[f"output{number}"] = found.pop(place).numpy()
         return answers
 

@@ -75,7 +75,8 @@ class _Trial:
     # -- invalid sizes ---------------------------------------------------------------------------------------------
 
     def _open_nothings(self) -> None:
-        """Make the dimensions dynamic that are declared as -1 or 0, which some exporters write for any size."""
+        """Make dimensions that are declared as -1 or 0 dynamic. Some exporters write these numbers to
+        say that any size is allowed."""
         constants = {tensor.name for tensor in self._graph().graph.initializer}
         for value in (v for v in self._graph().graph.input if v.name not in constants):
             for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -85,7 +86,7 @@ class _Trial:
         if self._changes:
             with self._opened() as (session, signature):
                 if self._answered(session, signature) is None:
-                    raise Unsuitable("its inputs declare sizes of 0 or less, and it answers no probe with other sizes")
+                    raise Unsuitable("the inputs declare sizes of 0 or less, and the model answers no other sizes")
 
     # -- a batch that is the exporter's example ---------------------------------------------------------------------
 
@@ -150,7 +151,7 @@ class _Trial:
                 if spec.shape and spec.shape[0] in leading:
                     self._changes[spec.name, 0] = works[0]
             tried = ", ".join(str(size) for size in _BATCHES if size != works[0])
-            self._details.append(f"it answers a batch of {works[0]}, but none of {tried}")
+            self._details.append(f"the model answers a batch of {works[0]}, but no batch of {tried}")
 
     def _takes_rows(self, session: Session, signature: Signature, leading: AbstractSet[str], size: int) -> bool:
         fixed = _fixed(signature, {(s.name, 0): size for s in signature.inputs if s.shape and s.shape[0] in leading})
@@ -173,7 +174,7 @@ class _Trial:
             if len(works) == 1:
                 self._changes |= {(spec.name, axis): works[0] for axis in axes}
                 self._details.append(
-                    f"it answers pictures of {works[0]}x{works[0]}, but of no other size that was tried"
+                    f"the model answers pictures of {works[0]}x{works[0]}, but no pictures of the other sizes tried"
                 )
 
     # -- a size that is the exporter's example ----------------------------------------------------------------------
@@ -198,16 +199,16 @@ class _Trial:
                     fixed = _fixed(free, dict(zip(((spec.name, axis) for axis in axes), size, strict=True)))
                     found = self._answered(session, fixed)
                     if found is None or not all(_is_finite(array) for array in found[1].values()):
-                        return False, f"sizes: it takes no pictures of {size[1]}x{size[0]}"
+                        return False, f"sizes: the model takes no pictures of {size[1]}x{size[0]}"
                     shapes.append({name: array.shape for name, array in found[1].items()})
         except EdgedError as error:
             return False, f"sizes: {error}"
         if any(len(each[name]) != len(shapes[0][name]) for each in shapes for name in each):
-            return False, "sizes: the rank of its outputs depends on the size"
+            return False, "sizes: the rank of the model's outputs depends on the picture size"
         self._changes |= opened
         self._observed = {name: _common([each[name] for each in shapes], name) for name in shapes[0]}
         self._questions += len(tried)
-        self._details.append(f"it answers pictures of {', '.join(f'{w}x{h}' for h, w in tried)}")
+        self._details.append(f"the model answers pictures of {', '.join(f'{w}x{h}' for h, w in tried)}")
         return True, ""
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -262,7 +263,7 @@ class _Trial:
         return self._backend.open(self.order(path, signature))
 
     def write(self, path: Path, signature: Signature) -> None:
-        """Write the model with these inputs and outputs. Removes the inferred shapes of other values, because they
+        """Write the model with these inputs and outputs. Remove the inferred shapes of other values, because they
         follow from the old declarations."""
         model = self._graph()
         specs = {spec.name: spec for spec in (*signature.inputs, *signature.outputs)}
@@ -314,7 +315,7 @@ def _respecified(spec: TensorSpec, places: Places) -> TensorSpec:
 
 
 def _fixed(signature: Signature, places: Places) -> Signature:
-    """Return the signature with fixed sizes for some dimensions, and for all dimensions of the same name."""
+    """Return the signature with the fixed sizes in `places`. Other dimensions of the same name get the same size."""
     named = {
         spec.shape[axis]: places[spec.name, axis]
         for spec in signature.inputs

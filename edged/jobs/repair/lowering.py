@@ -7,8 +7,9 @@ A node whose definition did not change stays. For a changed definition the first
 3. convert it with that converter;
 4. keep it if it uses nothing that is new.
 
-An operator that the older version lacks is replaced with the function that defines it. The rule decides how the
-result must be proven: see `LoweredGraph.by_definition`.
+An operator that the older version lacks is replaced with the function that defines it. If the definition of every node
+is unchanged or falls under rule 1, ONNX's definitions prove the result (`LoweredGraph.by_definition`). Otherwise only a
+comparison of answers can prove it.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def write_lowered(job: Lower) -> Lowered:
 
 
 class LoweredGraph:
-    """The changes to a model. `details` has one line for each kind of change. `by_definition`: whether all nodes mean
-    the same as before by ONNX's definitions."""
+    """The changes to a model. `details` has one line for each kind of change. `by_definition`: whether, by ONNX's
+    definitions, all nodes mean the same as before."""
 
     def __init__(self) -> None:
         self.by_definition = True
@@ -93,12 +94,12 @@ def newest_known() -> int:
 
 def lower(model: ModelProto, target: int) -> LoweredGraph:
     """Convert a model without local functions to opset `target`, in place. Raises Unsuitable, with the operator and its
-    version, if an operator cannot be converted. The model is then invalid."""
+    version, if an operator cannot be converted. After this error the model is invalid."""
     source, lowered = opset_of(model), LoweredGraph()
     if source > newest_known():
         raise Unsuitable(
-            f"opset {source} is newer than the installed onnx package ({newest_known()}), which cannot tell what "
-            f"changed; update it: {packages.install('onnx', option='-U')}"
+            f"opset {source} is newer than the installed onnx package supports ({newest_known()}); update the "
+            f"package: {packages.install('onnx', option='-U')}"
         )
     used = _used(model.graph)
     with _without_weights(model.graph):
@@ -111,8 +112,8 @@ def lower(model: ModelProto, target: int) -> LoweredGraph:
 
 @contextlib.contextmanager
 def _without_weights(graph: GraphProto) -> Iterator[None]:
-    """A context in which large constants are declared as external, because types are inferred from a copy of the model
-    for each version."""
+    """A context in which large constants have no values and are declared as external. For each version, types are
+    inferred from a copy of the model. Without the values, these copies are small."""
     large = [tensor for tensor in graph.initializer if len(tensor.raw_data) > _LARGE]
     values = [tensor.raw_data for tensor in large]
     for tensor in large:
@@ -131,7 +132,7 @@ def _stamp(model: ModelProto, version: int) -> None:
 
 
 class _Floor:
-    """One step of the conversion: from `version` to the previous version."""
+    """Converts a model from opset `version` to the previous opset."""
 
     def __init__(self, model: ModelProto, version: int, lowered: LoweredGraph) -> None:
         self._graph, self._version, self._lowered = model.graph, version, lowered
@@ -151,7 +152,7 @@ class _Floor:
 
     def _graph_down(self, graph: GraphProto, outer: Scope, typed: GraphProto, depth: int) -> None:
         if depth > _DEEPEST:
-            raise Unsuitable(f"its graphs are nested more than {_DEEPEST} deep")
+            raise Unsuitable(f"the model's graphs are nested more than {_DEEPEST} deep")
         scope = _scope(graph, typed, outer)
         made: list[NodeProto] = []
         for node, twin in zip(graph.node, typed.node, strict=True):
@@ -159,7 +160,7 @@ class _Floor:
                 self._graph_down(body, scope, typed_body, depth + 1)
             made.extend(self._node_down(node, scope))
             if len(made) > _MOST_NODES:
-                raise Unsuitable(f"it has more than {_MOST_NODES} nodes after its operators are replaced")
+                raise Unsuitable(f"the model has more than {_MOST_NODES} nodes after operators are replaced")
         replace_nodes(graph, made)
 
     def _node_down(self, node: NodeProto, scope: Scope) -> list[NodeProto]:
@@ -242,8 +243,8 @@ def _typed(model: ModelProto) -> ModelProto:
 
 
 def _part_types(nodes: list[NodeProto], scope: Scope, opset: int) -> Scope:
-    """Return the scope, extended by the types and small constants of the values inside `nodes`. The nodes replace one
-    node."""
+    """Return `scope`, extended by the types and small constants of the values between `nodes`. These nodes together
+    replace one node."""
     outside = {name for node in nodes for name in node.input} - {name for node in nodes for name in node.output}
     inputs = [scope.types[name] for name in sorted(outside) if name in scope.types]
     tensors = [scope.constants[name] for name in sorted(outside) if name in scope.constants]
@@ -292,12 +293,12 @@ def stamp_ir_version(model: ModelProto, target: int) -> None:
     """Set an older IR version. Raises Unsuitable if the model uses a feature that this version lacks."""
     if model.ir_version > onnx.IR_VERSION:
         raise Unsuitable(
-            f"IR version {model.ir_version} is newer than the installed onnx package ({onnx.IR_VERSION}), which "
-            f"cannot tell what changed; update it: {packages.install('onnx', option='-U')}"
+            f"IR version {model.ir_version} is newer than the installed onnx package supports ({onnx.IR_VERSION}); "
+            f"update the package: {packages.install('onnx', option='-U')}"
         )
     needed, what = max(_ir_needs(model))
     if needed > target:
-        raise Unsuitable(f"it has {what}, which IR version {target} does not support; update the runtime")
+        raise Unsuitable(f"the model has {what}, which IR version {target} does not support; update the runtime")
     model.ir_version = target
 
 

@@ -29,13 +29,13 @@ _SMALL = 4096  # the most bytes of a constant that the converter sees: axes, siz
 
 
 class Scope:
-    """The types of values and the constants that the nodes of a graph can read, including the enclosing graphs."""
+    """The types and constants that the nodes of a graph can read, from this graph and its enclosing graphs."""
 
     def __init__(self, types: Mapping[str, ValueInfoProto], constants: Mapping[str, TensorProto]) -> None:
         self.types, self.constants = dict(types), dict(constants)
 
     def inner(self, types: Mapping[str, ValueInfoProto], constants: Mapping[str, TensorProto]) -> Scope:
-        """Return the scope of a nested graph, whose own names hide those of this scope."""
+        """Return the scope of a nested graph. The names of the nested graph hide equal names of this scope."""
         return Scope({**self.types, **types}, {**self.constants, **constants})
 
     def element(self, name: str) -> int:
@@ -98,7 +98,8 @@ def _is_small(tensor: TensorProto | None) -> bool:
 
 
 def _named(tensor: TensorProto, name: str) -> TensorProto:
-    """Return a copy of a tensor with the name of its value. The tensor of a Constant node has another name, or none."""
+    """Return a copy of a tensor with the name `name`, under which nodes read it. In a Constant node, the tensor itself
+    may have another name, or none."""
     copy = TensorProto()
     copy.CopyFrom(tensor)
     copy.name = name
@@ -128,7 +129,7 @@ def _keep_name_and_notes(old: NodeProto, new: NodeProto) -> None:
 
 
 def small_constants(nodes: Iterable[NodeProto]) -> dict[str, TensorProto]:
-    """Return the tensors of Constant nodes, by the name of their output."""
+    """Return a mapping from the output names of Constant nodes to the tensors of these nodes."""
     return {
         node.output[0]: attribute.t
         for node in nodes
@@ -165,17 +166,17 @@ def likeness(node: NodeProto, scope: Scope, new: onnx.defs.OpSchema, old: onnx.d
         formal.name for name, formal in zip(node.input, old.inputs, strict=False) if not name and _is_needed(formal)
     ]
     if empty:
-        return Likeness.OTHER, f"input {empty[0]} is required"
+        return Likeness.OTHER, f"the older version requires input {empty[0]!r}"
     unknown = [attribute.name for attribute in node.attribute if attribute.name not in old.attributes]
     if unknown:
-        return Likeness.OTHER, f"attribute {unknown[0]} does not exist in the older version"
+        return Likeness.OTHER, f"attribute {unknown[0]!r} does not exist in the older version"
     given = {attribute.name for attribute in node.attribute}
     needed = [name for name, attribute in old.attributes.items() if attribute.required and name not in given]
     if needed:
-        return Likeness.OTHER, f"attribute {needed[0]} is required"
+        return Likeness.OTHER, f"the older version requires attribute {needed[0]!r}"
     typed = _types_fit(node, scope, old)
     if typed is False:
-        return Likeness.OTHER, "it does not take these types"
+        return Likeness.OTHER, "the older version does not take these types"
     same_text = new.doc == old.doc and _form(new) == _form(old)
     return (Likeness.SAME if same_text and typed else Likeness.ALIKE), ""
 
@@ -227,7 +228,7 @@ def _softmax(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto
     axis = _number(node, "axis", -1)
     if shape is None and axis != -1:
         raise Unsuitable(
-            f"operator {node.op_type} along axis {axis} cannot be converted to opset 12: its rank is not known"
+            f"operator {node.op_type} along axis {axis} cannot be converted to opset 12: its input's rank is not known"
         )
     last = -1 if shape is None else len(shape) - 1
     if shape is None or axis in (-1, last):

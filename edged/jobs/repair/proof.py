@@ -38,7 +38,7 @@ def prove(job: Prove) -> Proven:
     try:
         verdict = judge(_pairs(asked, repaired), tolerance, compared)
     except (EngineUnusable, InvalidInput) as error:
-        verdict = Verdict(False, f"it refuses probes that the original answers: {error}", {})
+        verdict = Verdict(False, f"the repaired model refuses probes that the original answers: {error}", {})
     return Proven(verdict, by, len(asked))
 
 
@@ -64,7 +64,7 @@ def _inferred(job: Prove) -> tuple[list[Sample], str]:
 
 
 def _evaluated(job: Prove) -> tuple[list[Sample], str]:
-    """Answer as many probes as the time allows, but at least one, with the reference implementation. A model that is
+    """Run ONNX's reference implementation on as many probes as the time allows, but on at least one. A model that is
     too slow even for one probe exceeds the child's time limit."""
     session = Evaluator(Path(job.original.model), job.original.signature)
     end, asked, why = time.monotonic() + job.seconds, list[Sample](), ""
@@ -78,7 +78,7 @@ def _evaluated(job: Prove) -> tuple[list[Sample], str]:
             continue
         asked.append(Sample(probe.inputs, outputs, probe.kind, probe.name, probe.placement))
     if not asked:
-        raise Unsuitable(why or "no probe fits its declared shapes")
+        raise Unsuitable(why or "no probe fits the model's declared shapes")
     return golden.with_least_noise(asked), NAME
 
 
@@ -102,12 +102,14 @@ class Evaluator:
     def __init__(self, path: Path, signature: Signature) -> None:
         """Raises Unsuitable if the reference implementation cannot read the model."""
         if any(spec.datatype == "BF16" for spec in (*signature.inputs, *signature.outputs)):
-            raise Unsuitable("the reference implementation does not support bfloat16")
+            raise Unsuitable("the evaluator in the onnx package (onnx.reference) does not support bfloat16")
         self._signature = signature
         try:
             self._model = ReferenceEvaluator(onnx.load(str(path)))
         except Exception as error:  # errors of the package, or of a package that it imports
-            raise Unsuitable(f"the reference implementation cannot run the model: {one_line(error)}") from error
+            raise Unsuitable(
+                f"the evaluator in the onnx package (onnx.reference) cannot run the model: {one_line(error)}"
+            ) from error
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         names = [spec.name for spec in self._signature.outputs] if outputs is None else list(outputs)
@@ -115,7 +117,9 @@ class Evaluator:
         try:
             values = self._model.run(names, feeds)
         except Exception as error:  # whatever an operator raises
-            raise EngineUnusable(f"the reference implementation failed: {one_line(error)}") from error
+            raise EngineUnusable(
+                f"the evaluator in the onnx package (onnx.reference) failed on an input: {one_line(error)}"
+            ) from error
         types = {spec.name: spec.datatype for spec in self._signature.outputs}
         return {name: _plain(value, types[name]) for name, value in zip(names, values, strict=True)}
 

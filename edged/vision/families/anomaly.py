@@ -2,14 +2,14 @@
 
 Version 2 puts preprocessing and postprocessing into the graph. Input `input` [N, 3, H, W] FP32, RGB in 0..1; height and
 width can be open, because the graph resizes. Outputs, of which a model may lack some: `pred_score` [N] or [N, 1],
-`pred_label` BOOL, `anomaly_map` [N, 1, h, w], `pred_mask` BOOL. Scores and map are in 0..1, so that the threshold found
-in training is 0.5; a model without `pred_score` has the highest value of its map as score. `pred_label` is the result
-of comparing the score with the threshold that was chosen in the export.
+`pred_label` BOOL, `anomaly_map` [N, 1, h, w], `pred_mask` BOOL. The graph rescales the score and the map to 0..1, so
+that the threshold found in training becomes 0.5. If a model has no `pred_score`, its score is the highest value of its
+map. `pred_label` is the result of comparing the score with the threshold that was chosen in the export.
 
 Version 1 has the same input, which the graph resizes. Its `output` is either the map in the model's own scale,
 [N, 1, h, w], or the score, [N]. The score of a map is its highest value. Thresholds are in metadata.json next to the
-file (see `edged.models.anomalib`). The exporter names only the first of several outputs, so only `output` is read.
-Version 0 exported the same tensors but normalised pixels outside the graph.
+file (see `edged.models.anomalib`). If a model of version 1 has several outputs, the exporter names only the first of
+them, so edged reads only `output`. Version 0 exported the same tensors but normalised pixels outside the graph.
 
 If the model crops the centre of the picture in the graph, its map covers only this centre; the file does not say so.
 
@@ -42,8 +42,8 @@ _OUTPUT = "output"
 class Anomalib(ContentFamily, frozen=True):
     """Models of anomalib 2.
 
-    With the default threshold of 0.5, the label in the graph decides. If another threshold is set, or if the model has
-    no label, the score is compared with the threshold.
+    With the default threshold of 0.5, a picture is anomalous if the label that the graph computes is true. If another
+    threshold is set, or if the model has no label, the score is compared with the threshold.
     """
 
     name = "anomalib"
@@ -85,7 +85,7 @@ class Anomalib(ContentFamily, frozen=True):
         names = {spec.name for spec in evidence.outputs}
         if not names & {_SCORE, _MAP} or not names <= {_SCORE, _LABEL, _MAP, _MASK}:
             return None
-        return cls.claim(evidence, f"outputs by the names of {', '.join(sorted(names & {_SCORE, _MAP}))}")
+        return cls.claim(evidence, f"outputs named {', '.join(sorted(names & {_SCORE, _MAP}))}")
 
 
 class AnomalibV1(Anomalib, frozen=True):
@@ -100,13 +100,14 @@ class AnomalibV1(Anomalib, frozen=True):
         if output is None or not (_is_map(output) or _is_scalar(output)):
             return None
         if keys.THRESHOLD not in evidence.settings:
-            where = "image_threshold in the metadata.json of the export"
-            return Claim(None, f"family={cls.name} has no threshold: set {keys.THRESHOLD} to {where}")
+            where = "the image_threshold in metadata.json of the export"
+            return Claim(None, f"family={cls.name} has no default threshold: set {keys.THRESHOLD} to {where}")
         return Claim(cls.name, reason, Reading((output.name,), _MAP if _is_map(output) else _SCORE))
 
 
 def _label(outputs: Outputs, index: int) -> bool | None:
-    """Return the label in the graph, BOOL [N] or [N, 1]; None if the model has none."""
+    """Return the label that the graph computes for a picture; None if the model has no output of labels, BOOL [N] or
+    [N, 1]."""
     labels = outputs.get(_LABEL)
     if labels is None or labels.dtype != np.bool_ or not labels.ndim or not index < len(labels) == labels.size:
         return None

@@ -48,7 +48,7 @@ class CenterFace(Family, frozen=True):
 
     As in the source, a box that begins left of the input or above it is first moved to the input's edge, together with
     its landmarks, and then cut at the right and lower edges. The source's NMS counts a box as one pixel wider and
-    higher than it is, edged does not.
+    higher than it is; edged's NMS does not.
     """
 
     name = "centerface"
@@ -60,7 +60,7 @@ class CenterFace(Family, frozen=True):
     thresholds = Thresholds(score=0.5, iou=0.3)
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`; with keypoints, if the model has them."""
+        """See `Family.decode`. The detections have keypoints if the model has landmarks."""
         width, height = self.size
         across, down = _cells(width), _cells(height)
         scores, *tables = (
@@ -102,7 +102,8 @@ class CenterFace(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Suggest the family without a decision: other detectors of centres have the same shapes, but other units."""
+        """Return an undecided claim that names the family, because other detectors of centres have the same shapes, but
+        other units."""
         channels = tuple(spec.shape[1] for spec in evidence.outputs if len(spec.shape) == 4)
         if channels != _CHANNELS or cls.claim(evidence, "") is None:
             return None

@@ -1,9 +1,10 @@
 """Image classifiers: one output [N, classes], with logits or probabilities.
 
-Outputs of a Softmax or Sigmoid in the graph are used as they are; a softmax is applied to others. The setting
-`decode.activation` overrides this. The choice does not depend on the values of a frame, so that scores of different
-frames can be compared. There is one exception: if the graph is unknown, values from 0 to 1 count as probabilities. An
-embedding has the same shape, so a model is claimed only if its file or its settings show that the output is classes.
+Outputs of a Softmax or Sigmoid in the graph are used as they are; a softmax is applied to all other outputs. The
+setting `decode.activation` overrides this. The choice does not depend on the values of a frame, so that scores of
+different frames can be compared. There is one exception: if the graph is unknown, values from 0 to 1 count as
+probabilities. An embedding has the same shape, so a model is claimed only if its file or its settings show that the
+output is classes.
 
 With a sigmoid, in the graph or by the setting, classes are independent: a picture can have several labels, or no label.
 All labels with a score of at least 0.5 are returned.
@@ -50,7 +51,7 @@ class Classification(Classifier, frozen=True):
     }
 
     def classify(self, outputs: Outputs, index: int, thresholds: Thresholds) -> Classes:
-        """See `Classifier.classify`. Values that are not finite belong to no class."""
+        """See `Classifier.classify`. A class whose value is not finite is never returned."""
         columns = self.reading.classes or at_least(2)
         row = picture_vector(outputs, self.reading.outputs[0], index, columns).astype(np.float32)
         row[~np.isfinite(row)] = -np.inf
@@ -79,12 +80,12 @@ class Classification(Classifier, frozen=True):
         output = _row(evidence)
         if output is None or not any(word in output.name.lower() for word in _WORDS):
             return None
-        return cls.claim(evidence, f"one 2-D output by the name of {output.name}")
+        return cls.claim(evidence, f"one 2-D output, named {output.name}")
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a row of scores if the setting `names` has as many names as the row has columns, or if ImageNet has as
-        many classes. Otherwise return an undecided claim. Return None if the output is not a row of scores."""
+        """Claim a row of scores if it has as many columns as the setting `names` has names, or 1000 or 1001 columns, as
+        for ImageNet. Otherwise return an undecided claim. Return None if the output is not a row of scores."""
         output = _row(evidence)
         if output is None:
             return None
@@ -121,7 +122,7 @@ def _row(evidence: Evidence) -> TensorSpec | None:
 
 
 def _are_probabilities(row: Floats) -> bool:
-    """Whether values look like probabilities; for models whose graph is unknown."""
+    """Whether all finite values are in 0..1. Then they count as probabilities, if the model's graph is unknown."""
     finite = row[np.isfinite(row)]
     return bool(finite.min() >= 0 and finite.max() <= 1)
 

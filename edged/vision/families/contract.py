@@ -42,11 +42,12 @@ class Reading(msgspec.Struct, frozen=True):
 
     `is_list`: rows are sorted by score, or their number varies, so row i of two engines need not match. `dense` names
     outputs of such a model that can still be compared row by row, such as mask prototypes. `is_suppressed`: the graph
-    also drops duplicates or weak detections. `classes` is the number of classes in the tensors; 0 if unknown. `extras`
-    are the inputs besides the picture that the family fills: their names, and their shapes for one picture. `constants`
-    are INT64 inputs [rows, columns] that have the same values for every picture, such as the token ids of prompts:
-    their names and rows. A model with constants gets one picture at a time. `unclip` is how much the rectangles of
-    `DbNet` are enlarged.
+    also drops duplicates or weak detections. `classes` is the number of classes in the tensors; 0 if unknown. `unclip`
+    is how much the rectangles of `DbNet` are enlarged.
+
+    The family can fill further inputs besides that of the picture. `extras` has their names, and their shapes for one
+    picture. `constants` has the names and rows of INT64 inputs [rows, columns] with the same values for every picture,
+    such as the token ids of prompts. A model with constants gets one picture at a time.
     """
 
     outputs: tuple[str, ...] = ()
@@ -63,7 +64,9 @@ class Reading(msgspec.Struct, frozen=True):
 
     @property
     def exact(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all inputs that the family fills, if the model gets one picture at a time; otherwise empty."""
+        """The shapes of the inputs in `extras` and `constants`, by name, if the model has `constants`. Such a model
+        gets one picture at a time, so the shapes are fixed. Empty for other models, whose shapes depend on the number
+        of pictures."""
         if not self.constants:
             return {}
         shapes = {name: (1, *shape) for name, shape in self.extras}
@@ -76,7 +79,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """The facts about a model with a picture input from which its family is recognised."""
+    """The facts from which the family of a model that takes pictures is recognised."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -118,8 +121,8 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def flat_list(self) -> TensorSpec | None:
-        """Return the only output if it is [M, 7] and may have a row per detection. An output with exactly one row does
-        not count: it is a classifier's."""
+        """Return the only output if it is [M, 7] and may have a row per detection. Return None if the file declares
+        exactly one row, because a classifier has such an output."""
         output = self.only_output
         if output is None or len(output.shape) != 2 or output.shape[1] != 7 or output.shape[0] == 1:
             return None
@@ -127,8 +130,8 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def may_be_classes(self) -> bool:
-        """Whether the output [M, 7] may be seven classes per picture, because the file declares one row per picture. If
-        the graph has a NonMaxSuppression operator, the output is a list of detections instead."""
+        """Whether the output [M, 7] may be seven classes per picture. This is so if the file declares as many rows as
+        pictures. If the graph has a NonMaxSuppression operator, the output is a list of detections instead."""
         output = self.only_output
         if output is None or "NonMaxSuppression" in (self.operators or ()):
             return False
@@ -139,12 +142,12 @@ class Claim(msgspec.Struct, frozen=True):
     """A rule's verdict: the family, or None for "known, but not decoded" or "undecided", and the reason.
 
     `classes` is the number of class slots, if the shape shows it. It includes the `background` slots that come first,
-    but not background slots at the end. `names` are the classes' names if neither the file nor the settings have any.
-    `thresholds` replace the default thresholds of the family, if these do not suit this form.
+    but not background slots at the end. `names` are names of the classes, used if neither the file nor the settings
+    have names. `thresholds` replace the default thresholds of the family, if the default does not suit this form.
 
     `sound` is how the model is fed if it takes sound.
 
-    Without a family: `between` are the families that the setting `family` may choose, and `kind` is the kind of a model
+    Without a family: `between` are the families that the setting `family` can choose, and `kind` is the kind of a model
     whose tensors are not decoded (see `edged.vision.kinds`).
     """
 
@@ -168,7 +171,7 @@ def readable(claim: Claim, outputs: tuple[TensorSpec, ...]) -> Claim:
     """Return the claim, or a claim without a family if an output has a datatype that is not decoded."""
     for spec in outputs:
         if spec.name in claim.reading.outputs and spec.datatype not in _DECODED:
-            what = f"{spec.name} holds {spec.datatype}, which is not decoded"
+            what = f"output {spec.name} has the datatype {spec.datatype}, which is not decoded"
             return Claim(None, f"looks like {claim.family}, but {what}")
     return claim
 
@@ -201,8 +204,8 @@ class Opened(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
     def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
-        """Return the inputs besides the picture that the family fills, by name, for a batch of pictures with these
-        placements.
+        """Return the tensors of the inputs that the family fills besides the picture, as a mapping from input names.
+        The batch has a picture for each of `placements`.
 
         The first dimension is len(placements) for an input in `Reading.extras`, and len(placements) times the number of
         rows for an input in `Reading.constants`. Most models have no such inputs.
@@ -217,13 +220,13 @@ class Family(Opened, frozen=True):
     may_find_nothing: ClassVar[bool] = False
 
     def grid(self, stride: int) -> tuple[int, int]:
-        """Return columns and rows of a grid with cells of stride x stride input pixels; partial cells count."""
+        """Return columns and rows of a grid with cells of stride x stride input pixels. Partial cells are included."""
         return -(-self.preprocess.width // stride), -(-self.preprocess.height // stride)
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         """Return detections of picture `index` of the batch, in pixels of the original picture, best score first.
 
-        `outputs` are the model's tensors by name, batch first; they are not modified or kept.
+        `outputs` maps names to the model's tensors, batch first. The tensors are not modified or kept.
         """
         raise NotImplementedError
 
@@ -249,7 +252,7 @@ class ContentFamily(Opened, frozen=True):
         the input. If the model was shown only a part of the picture, maps cover the part and have its `box` (see
         `families.maps`).
 
-        `outputs` are the model's tensors by name, batch first; they are not modified or kept.
+        `outputs` maps names to the model's tensors, batch first. The tensors are not modified or kept.
         """
         raise NotImplementedError
 
@@ -284,10 +287,10 @@ def suppressed_list(outputs: tuple[str, ...], form: str) -> Reading:
 
 
 def not_decoded(what: str) -> Claim:
-    return Claim(None, f"{what}, which is not decoded yet; raw tensors are served")
+    return Claim(None, f"{what}; edged does not decode this form yet; raw tensors are served")
 
 
 def undecided(what: str, *families: str) -> Claim:
     """Return a claim without a family, for a model whose tensors may be those of `families`. The user decides with the
-    setting `family`. `recognise` adds to the reason those of `families` whose `claim` accepts the model."""
+    setting `family`. `recognise` keeps the families whose `claim` accepts the model, and names them in the reason."""
     return Claim(None, what, between=families)

@@ -2,8 +2,8 @@
 
 Input `images` [N, 3, H, W] FP32. Two outputs, of which the first is named `output`: scores [N, A, C] after the sigmoid,
 and boxes [N, A, 4] xyxy in input pixels. Both have a row for each grid cell at the strides 8, 16, 32. No NMS. With
-`--end2end` the tensors have the names and shapes of YOLOv7's end-to-end exports. Then pictures are prepared as in
-training only if family=damo-yolo is set.
+`--end2end` the tensors have the names and shapes of YOLOv7's end-to-end exports. So edged takes such a model for a
+YOLOv7, which needs other preprocessing. Set family=damo-yolo to prepare pictures as in DAMO-YOLO's training.
 
 Pictures are stretched; pixels are RGB in 0..255, neither scaled nor normalised.
 
@@ -43,7 +43,7 @@ class DamoYolo(Family, frozen=True):
     thresholds = Thresholds(score=0.6, iou=0.7)
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`. Each class above the threshold is a detection."""
+        """See `Family.decode`. A row gives a detection for each class above the threshold."""
         if self.reading.form == _END2END:
             boxes, scores, class_ids = counted_rows(outputs, self.reading.outputs, index)
             return to_detections(boxes, scores, class_ids, placement, thresholds, needs_nms=False)
@@ -67,7 +67,7 @@ class DamoYolo(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by the names of its exporter and one row for each grid cell."""
+        """Claim a model if its tensors have the names that the exporter gives, and a row for each grid cell."""
         if evidence.picture.name != "images" or evidence.output_names[:1] != ("output",):
             return None
         claim = cls.claim(evidence, "tensors images and output of a DAMO-YOLO export, a row for each grid cell")

@@ -1,11 +1,13 @@
 """DB, a detector of lines of text: PP-OCR's detectors, DBNet, docTR's db_resnet50 and others.
 
 Sources: PaddlePaddle/PaddleOCR: tools/infer/predict_det.py (commit 026f96b) and ppocr/postprocess/db_postprocess.py
-(commit 06f5904), with the defaults of version 2.7: thresholds 0.3 and 0.6, enlargement 1.5, no dilation, the mean in
-the rectangle as score. The package rapidocr uses 0.5, 1.6, dilation, and mean and deviation 0.5 instead. On
-PP-OCRv6_det_small.onnx of rapidocr 3.10.0 and the PP-OCRv4 model of rapidocr-onnxruntime 1.4.4 the lines and scores
-equal those of rapidocr's postprocessing, and corners differ by less than two pixels. docTR: models/detection/
-differentiable_binarization/pytorch.py of mindee/doctr (commit 0375ee8); its models return logits and were not tried.
+(commit 06f5904). The defaults are those of version 2.7: threshold 0.3 for pixels and 0.6 for lines, enlargement 1.5,
+and no dilation. The score of a line is the mean probability in its rectangle. The package rapidocr instead uses the
+threshold 0.5 for lines and the enlargement 1.6, and dilates the map. rapidocr normalises pixels with mean 0.5 and
+deviation 0.5. On PP-OCRv6_det_small.onnx of rapidocr 3.10.0 and the PP-OCRv4 model of rapidocr-onnxruntime 1.4.4 the
+lines and scores equal those of rapidocr's postprocessing, and corners differ by less than two pixels. docTR:
+models/detection/differentiable_binarization/pytorch.py of mindee/doctr (commit 0375ee8); its models return logits and
+were not tried.
 
 Input [N, 3, H, W] FP32, BGR; sides are multiples of 32. Pixels are normalised as for ImageNet, but, as in the authors'
 code, with mean and deviation of red and blue exchanged. Output [N, 1, H, W] FP32: the probability that a pixel belongs
@@ -43,7 +45,8 @@ _LOGITS = "logits"
 
 
 class DbNet(Family, frozen=True):
-    """DB; see the module. Detections have corners, from the upper left clockwise, of the enlarged rectangles."""
+    """DB; see the module. The corners of a detection are those of the enlarged rectangle, clockwise from the upper
+    left."""
 
     name = "dbnet"
     signatures = patterns("x -> [N, 1, H, W]", "out_map? [N, 1, H, W]")
@@ -59,8 +62,8 @@ class DbNet(Family, frozen=True):
     may_find_nothing = True
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`; with corners. Boxes are the axis-aligned bounding boxes of the corners, cut to the
-        picture."""
+        """See `Family.decode`. The detections have corners. Boxes are the axis-aligned bounding boxes of the corners,
+        cut to the picture."""
         width, height = self.size
         chances = picture_tensor(outputs, self.reading.outputs[0], index, 1, height, width)[0]
         chances = np.ascontiguousarray(chances, np.float32)
@@ -83,7 +86,7 @@ class DbNet(Family, frozen=True):
         if size is not None and any(side % _MULTIPLE for side in size):
             if None not in (evidence.picture.width, evidence.picture.height):
                 return None  # no setting changes the size
-            what = f"{size[0]} x {size[1]}: sides of the input must be multiples of {_MULTIPLE}"
+            what = f"an input of {size[0]} x {size[1]}: both sides must be multiples of {_MULTIPLE}"
             return Claim(None, f"a DB detector of text cannot have {what}; set preprocess.width and preprocess.height")
         unclip = keys.number(evidence.settings, "decode.unclip", 0, 10)
         is_logits = keys.choice(evidence.settings, "decode.activation", ("none", "sigmoid")) == "sigmoid"
@@ -104,7 +107,8 @@ class DbNet(Family, frozen=True):
 
 
 class _Parts(NamedTuple):
-    """n parts of a map: rectangles float32 [n, 5], cx, cy, w, h in pixels and the angle in radians; scores [n]."""
+    """n parts of a map. `rectangles`, float32 [n, 5], have cx, cy, w, h in pixels and the angle in radians. `scores`
+    are [n]."""
 
     rectangles: Floats
     scores: Floats

@@ -40,11 +40,11 @@ class Thresholds(msgspec.Struct, frozen=True):
     The defaults are those of `yolo predict` (0.25, 0.7, 300), so that a model returns the same detections as in the
     ultralytics package. A lower `iou` such as 0.45 gives fewer duplicates but loses neighbours in a crowd.
 
-    If the model's graph includes the NMS, `iou` has an effect only with `class_agnostic`, and then on all boxes.
-    A classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0, or 300 and
-    0.5 if a picture has several labels. An embedding gets a name if its similarity is at least `score`. A picture is
-    anomalous if its anomaly score, in the model's own scale, is at least `score`. A text recogniser returns an empty
-    text if its score is below `score`; the default is 0.
+    If the model's graph includes the NMS, edged applies `iou` only if `class_agnostic` is set, and then to boxes of all
+    classes. A classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0, or
+    300 and 0.5 if a picture has several labels. An embedding gets a name if its similarity is at least `score`. A
+    picture is anomalous if its anomaly score, in the model's own scale, is at least `score`. A text recogniser returns
+    an empty text if its score is below `score`; the default is 0.
     """
 
     score: float = 0.25
@@ -62,15 +62,15 @@ def checked_tensor(outputs: Outputs, name: str, *sizes: Size) -> Array:
     `sizes`, which has a number or a range for each axis."""
     found = outputs.get(name)
     if found is None:
-        raise EngineUnusable(f"the engine did not return output {name}; set family=raw to get the outputs it returns")
+        raise EngineUnusable(f"the engine did not return output {name}; set family=raw to get the returned outputs")
     if found.dtype.char not in _NUMBERS or len(found.shape) != len(sizes) or not all(map(_fits, found.shape, sizes)):
         raise _unexpected(name, found, sizes)
     return found
 
 
 def picture_tensor(outputs: Outputs, name: str, index: int, *sizes: Size) -> Array:
-    """Return the part of picture `index` in a batched tensor; `sizes` are without the batch. Raises EngineUnusable if
-    the picture is missing, and like `checked_tensor`."""
+    """Return the part of a batched tensor that belongs to picture `index`. `sizes` are the sizes of this part. Raises
+    EngineUnusable if the picture is missing, or if `checked_tensor` raises it for the tensor."""
     found = checked_tensor(outputs, name, ANY, *sizes)
     if index >= len(found):
         raise _unexpected(name, found, (at_least(index + 1), *sizes))
@@ -126,7 +126,7 @@ def _unexpected(name: str, found: Array, sizes: tuple[Size, ...]) -> EngineUnusa
     got = ",".join(map(str, found.shape))
     return EngineUnusable(
         f"output {name} is {found.dtype}[{got}], expected numbers [{wanted}]: the model's output differs from"
-        " what its file declares, or the model is of another family; set family, or family=raw"
+        " what its file declares, or the model is of a different family; set the right family, or family=raw"
     )
 
 
@@ -180,7 +180,8 @@ def to_keypoint_detections(
 
     Boxes, scores and `needs_nms` are as for `to_detections`. Points are [n, k, 2], x and y in input pixels, or
     [n, k, 3] with a score; keypoints without a score get score 1. `k` is 0 if the model has no keypoints. Keypoints may
-    lie outside the picture. Detections with a keypoint that is not finite or far outside any input are dropped.
+    lie outside the picture. A detection is dropped if a keypoint is NaN, infinite, or farther out than any input
+    reaches.
     """
     offered = select_candidates(boxes, scores, np.zeros(len(scores)), thresholds.score)
     points = points[offered.rows]
@@ -200,9 +201,10 @@ def select_cells(table: Array, classes: int, score: float) -> Candidates:
     """Select detections from a table with a column per grid cell, [4 + classes + more, A]: cx, cy, w, h in input
     pixels, a score per class, and further values.
 
-    Returns the cells whose best score is above `score`, in no particular order, each once with its best class, and at
-    most the best `MAX_CANDIDATES`. Cells with a NaN score or an invalid box are dropped. The table is never transposed
-    or copied: thousands of columns are scanned, but only some dozens are read.
+    Returns the cells whose best score is above `score`, in no particular order. Each cell is returned once, with its
+    best class. At most the best `MAX_CANDIDATES` cells are returned. Cells with a NaN score or an invalid box are
+    dropped. The whole table is never transposed or copied, because boxes are needed for only some dozens of its
+    thousands of columns.
     """
     scores = table[4 : 4 + classes]
     best = _best_scores(scores)
@@ -229,9 +231,10 @@ def _best_scores(scores: Array) -> Floats:
     """Return the best score of each column of [classes, A]; NaN if a column contains NaN. For FP16, a NaN with the sign
     bit counts as a negative value instead.
 
-    numpy compares FP16 value by value, forty times slower than integers, so bit patterns are compared as integers. The
-    patterns of values from zero up are in the order of the values, with NaN above all. The patterns of negative values
-    are negative, in another order, which does not matter for a threshold.
+    numpy compares FP16 value by value, forty times slower than integers, so bit patterns are compared as integers. As
+    integers, the patterns of values of at least 0 have the order of the values, and NaN is above all of them. The
+    patterns of negative values are negative integers in reverse order. This does not matter, because such values are
+    below any threshold.
     """
     if scores.dtype == np.float16:
         return cast(Floats, scores.view(np.int16).max(axis=0).view(np.float16))
@@ -246,8 +249,8 @@ def _sane(boxes: Floats, scores: Floats, class_ids: Array, rows: Rows) -> Candid
 
 
 def suppress(offered: Candidates, thresholds: Thresholds, *, needs_nms: bool) -> Candidates:
-    """Apply the NMS, if `needs_nms` or `class_agnostic` is set, and the limit of detections. Return the best score
-    first."""
+    """Drop boxes without an area. Apply the NMS if `needs_nms` or `class_agnostic` is set. Return at most
+    `max_detections` candidates, the best score first."""
     most = thresholds.max_detections
     # Inverted and empty boxes must not suppress others.
     there = with_area(offered.found.boxes)
@@ -261,8 +264,8 @@ def suppress(offered: Candidates, thresholds: Thresholds, *, needs_nms: bool) ->
 
 
 def to_picture(found: Detections, placement: Placement) -> Detections:
-    """Convert detections to pixels of the original picture. Boxes entirely in the padding have no area there and are
-    dropped."""
+    """Convert detections to pixels of the original picture. Boxes that lie entirely in the padding have no area in the
+    picture and are dropped."""
     boxes = placement.to_original(found.boxes)
     return msgspec.structs.replace(found, boxes=boxes).select(with_area(boxes))
 
@@ -280,7 +283,8 @@ def corners(centred: Floats) -> Floats:
 
 
 def best_class(scores: Floats) -> tuple[Floats, Rows]:
-    """Return the best score of each row of [n, classes], and its class; NaN if a row contains NaN."""
+    """Return the best score of each row of [n, classes], and the class of this score. The score is NaN if the row
+    contains NaN."""
     class_ids = scores.argmax(axis=1)  # argmax returns a NaN if there is one
     return scores[np.arange(len(scores)), class_ids], class_ids
 

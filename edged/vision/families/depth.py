@@ -1,7 +1,7 @@
 """Models that estimate the depth of each place of one picture.
 
 One output [N, H, W], [N, 1, H, W] or [N, H, W, 1] covers the input. The file does not say what its numbers mean. Only a
-setting, or config.json next to the file (see `edged.models.huggingface`), decides:
+setting, or config.json next to the file (see `edged.models.huggingface`), says this:
 
 - `depth`: inverse depth without a scale; larger numbers are nearer. MiDaS, DPT, Depth Anything v1 and v2
 - `depth-metric`: metres from the camera. ZoeDepth, GLPN, UniDepth, the metric models of Depth Anything v2
@@ -9,10 +9,11 @@ setting, or config.json next to the file (see `edged.models.huggingface`), decid
 Only UniDepth is recognised, by its outputs `depth`, `depth_ssi` and `confidence`.
 
 Pictures are stretched, RGB, normalised as for ImageNet. DPT, its Hugging Face exports and ZoeDepth want
-`preprocess.mean` and `preprocess.std` 0.5. MiDaS 2.1, as its authors export it, normalises in the graph: set 0 and 1.
-The authors resize by cubic interpolation and keep the picture's aspect ratio, with sides that are multiples of 14
-(Depth Anything, UniDepth) or 32 (MiDaS, DPT, ZoeDepth). A fixed input is square in most files, and the exporters' own
-scripts feed it a stretched picture, too. If you export a model, choose an input of the cameras' aspect ratio.
+`preprocess.mean` and `preprocess.std` 0.5. MiDaS 2.1, as its authors export it, normalises in the graph: set
+`preprocess.mean` to 0 and `preprocess.std` to 1. The authors resize by cubic interpolation and keep the picture's
+aspect ratio, with sides that are multiples of 14 (Depth Anything, UniDepth) or 32 (MiDaS, DPT, ZoeDepth). A fixed input
+is square in most files, and the exporters' own scripts feed it a stretched picture, too. If you export a model, choose
+an input of the cameras' aspect ratio.
 
 Sources: isl-org/MiDaS: hubconf.py (commit 1d3e36b), tf/make_onnx_model.py and tf/run_onnx.py (commit 8b4845f);
 DepthAnything/Depth-Anything-V2: depth_anything_v2/dpt.py (commit 2cbc36a), metric_depth/README.md (commit 222a5d0);
@@ -80,7 +81,7 @@ class RelativeDepth(ContentFamily, frozen=True):
             return None
         name = claim.reading.outputs[0]
         if name == _INVERSE:
-            return undecided(f"output {name} is depth without a scale, as that of MiDaS", cls.name)
+            return undecided(f"output {name} is inverse depth without a scale, as MiDaS returns it", cls.name)
         return undecided(
             f"output {name} is inverse depth without a scale, or depth in metres", cls.name, MetricDepth.name
         )

@@ -76,9 +76,11 @@ class RtDetr(Family, frozen=True):
         export = "of an RT-DETR or D-FINE export"
         if any(spec.name == _SIZES for spec in evidence.inputs):
             reason = f"input {_SIZES} {export}"
-            return cls.claim(evidence, reason) or Claim(None, f"{reason}, but not its tensors; raw tensors are served")
+            unlike = f"{reason}, but the other tensors differ; raw tensors are served"
+            return cls.claim(evidence, reason) or Claim(None, unlike)
         if set(evidence.output_names) == set(_TENSORS):
-            return Claim(None, f"outputs {export}, but no input {_SIZES}; raw tensors are served")
+            what = f"the outputs are those {export}, but the model has no input {_SIZES}"
+            return Claim(None, f"{what}; raw tensors are served")
         return None
 
 
@@ -101,7 +103,7 @@ class UltralyticsRtDetr(Family, frozen=True):
     feed: ClassVar[Feed] = {}
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`. Each query counts once, with its best class."""
+        """See `Family.decode`. A query gives at most one detection, with its best class."""
         best_only = self.reading.form == _BEST
         width = 6 if best_only else self.reading.width(4)
         rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, width).astype(np.float32)
@@ -116,8 +118,8 @@ class UltralyticsRtDetr(Family, frozen=True):
             return None
         form = keys.choice(evidence.settings, "decode.scores", (_BEST, _EACH)) or _form(evidence, output)
         if form is None:
-            two = "set decode.scores=best (score and class), decode.scores=each (a score for each of two classes)"
-            return Claim(None, f"{reason}, but its six columns are one of two formats: {two} or family=raw")
+            two = "decode.scores=best (box, score, class), decode.scores=each (box, a score for each of two classes)"
+            return Claim(None, f"{reason}, but two formats have six columns; set {two} or family=raw")
         each = count_classes(output.shape[2], 4) if form == _EACH else None
         reading = Reading((output.name,), form, is_list=True)
         return Claim(cls.name, reason, reading, each or len(evidence.metadata.names) or None)
@@ -213,9 +215,9 @@ class RfDetr(Family, frozen=True):
 
 
 def _background(evidence: Evidence, slots: int | str) -> str:
-    """Return which slot is the background. The number of names decides if it is the number of slots, or one less.
-    Otherwise, 91 slots mean a model of COCO, which has no background slot, and in other models the last slot is the
-    background."""
+    """Return which slot is the background. If the number of names is the number of slots or one less, it shows whether
+    there is a background slot. Otherwise, 91 slots mean a model of COCO, which has no background slot, and in other
+    models the last slot is the background."""
     names = keys.words(evidence.settings, "names") or evidence.metadata.names
     if names and slots in (len(names), len(names) + 1):
         return _NONE if slots == len(names) else _LAST

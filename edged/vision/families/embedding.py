@@ -77,13 +77,14 @@ class GenericEmbedding(ContentFamily, frozen=True):
         else:
             vector = picture_vector(outputs, output, index, AT_LEAST_ONE)
         if len(vector) > MOST_VALUES:
-            what = f"output {output} has {len(vector)} values; an embedding has at most {MOST_VALUES}"
+            what = f"output {output} has {len(vector)} values; an embedding can have at most {MOST_VALUES}"
             raise EngineUnusable(f"{what}; set family=raw")
         return Embedding.of(vector if np.isfinite(vector).all() else np.zeros(vector.shape))
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
-        """Claim the output with the best name, or the only output that can be a vector."""
+        """Claim the output that has a name of Hugging Face's exports. Without such a name, claim the only output whose
+        name has a word for embeddings, or else the only output that can be a vector."""
         outputs = {spec.name: spec for spec in evidence.outputs if _is_vector(spec, cls.has_class_token)}
         flat = [name for name, spec in outputs.items() if not _is_tokens(spec)] or list(outputs)
         best = [name for name in _KNOWN if name in outputs] or [name for name in flat if _is_embedding(name)] or flat
@@ -133,8 +134,8 @@ class OsNet(GenericEmbedding, frozen=True):
 
 
 class Clip(GenericEmbedding, frozen=True):
-    """The image encoder of CLIP: `image_embeds` [N, values], projected to the space that texts share, or
-    `pooler_output`, not projected."""
+    """The image encoder of CLIP. `image_embeds` [N, values] is projected to the space in which CLIP compares pictures
+    with texts; `pooler_output` [N, values] is not projected."""
 
     name = "clip"
     signatures = patterns("image_embeds|pooler_output [N, values], ...")
@@ -166,20 +167,20 @@ def by_names(evidence: Evidence) -> Claim | None:
     if _LOGITS in evidence.output_names or len(evidence.inputs) > 1:
         return None
     if _PROJECTED in outputs:
-        return Clip.claim(evidence, f"an output by the name of {_PROJECTED}")
+        return Clip.claim(evidence, f"an output named {_PROJECTED}")
     for name in (_POOLED, _TOKENS):
         if name in outputs:
-            what = f"an output by the name of {name}: an embedding of one of several kinds"
+            what = f"an output named {name}: an embedding of one of several kinds"
             flat = (Clip.name, Siglip.name) if name == _POOLED else ()
             return undecided(what, *flat, DinoV2.name, GenericEmbedding.name)
     output = evidence.only_output
     if output is None or not _is_vector(output, tokens=False) or not _is_embedding(output.name):
         return None
-    return _preset(evidence).claim(evidence, f"one output by the name of {output.name}")
+    return _preset(evidence).claim(evidence, f"one output, named {output.name}")
 
 
 def suggested(evidence: Evidence) -> tuple[str, ...]:
-    """Return the families to name for a model whose only output may be an embedding; empty if it cannot be one."""
+    """Return the families to suggest for a model whose only output may be an embedding; otherwise empty."""
     output = evidence.only_output
     if output is None or not _is_vector(output, tokens=False):
         return ()
@@ -187,11 +188,11 @@ def suggested(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _preset(evidence: Evidence) -> type[GenericEmbedding]:
-    """Return the family that the input size suggests: a family for aligned faces, `OsNet` for persons, otherwise
+    """Return the family that the input size suggests: `SFace` or `ArcFace` for faces, `OsNet` for persons, otherwise
     `GenericEmbedding`.
 
-    A graph that subtracts and multiplies counts as one that normalises pixels. insightface has the same rule, but looks
-    at the first nodes only.
+    A model of faces is an `SFace` if its graph normalises pixels, otherwise an `ArcFace`. A graph that subtracts and
+    multiplies counts as one that normalises pixels. insightface has the same rule, but looks at the first nodes only.
     """
     if evidence.size == _FACE:
         return SFace if (evidence.operators or frozenset()) >= {"Sub", "Mul"} else ArcFace

@@ -45,7 +45,7 @@ class FastestDet(Family, frozen=True):
     thresholds = Thresholds(score=0.65, iou=0.45)
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`. Each cell counts once, with its best class."""
+        """See `Family.decode`. A cell gives at most one detection, with its best class."""
         width, height = self.size
         down, across = -(-height // _STRIDE), -(-width // _STRIDE)
         grid = picture_tensor(outputs, self.reading.outputs[0], index, self.reading.width(5), down, across)

@@ -14,9 +14,10 @@ def count_cells(size: tuple[int, int], strides: tuple[int, ...]) -> int:
 
 
 def locate(rows: Rows, size: tuple[int, int], strides: tuple[int, ...]) -> tuple[Floats, Floats]:
-    """Return column and row [n, 2] of cells that are numbered grid by grid, row by row, and their strides [n, 1].
+    """Return the columns and rows of cells in their grids, [n, 2], and the strides of these grids, [n, 1].
 
-    `rows` are the numbers [n], below `count_cells`. Partial cells at the edges of the input count.
+    `rows` [n] are the numbers of the cells, below `count_cells`. All cells are numbered grid by grid, and row by row in
+    a grid, with the partial cells at the edges of the input.
     """
     grids = np.array(_grids(size, strides), np.int64)
     ends = grids.prod(axis=1).cumsum()
@@ -26,11 +27,11 @@ def locate(rows: Rows, size: tuple[int, int], strides: tuple[int, ...]) -> tuple
 
 
 def cells_at(rows: Rows, across: int | Rows, per_cell: int = 1) -> Floats:
-    """Return the column and line in the grid, [n, 2], of the cells that rows of a table belong to. `rows` [n] are row
-    numbers of the table.
+    """Return, for each row of a table, the position (column, line) of its cell in a grid, [n, 2]. `rows` [n] are the
+    numbers of the table's rows.
 
-    The table has `per_cell` rows for each cell. It lists the cells line by line; a line has `across` cells (one number,
-    or one for each row).
+    A line of the grid has `across` cells: one number for all rows of the table, or a number for each row. The table has
+    `per_cell` rows for each cell, and lists the cells line by line.
     """
     cells = rows // per_cell
     return np.stack((cells % across, cells // across), axis=1, dtype=np.float32)
@@ -87,7 +88,8 @@ def decode_tables(
     scores and class ids.
 
     `shape` are the numbers of classes and bins, `size` are width and height of the input. Distances are in units of
-    cells, from a point that lies `point` cells right of and below the corner of the cell.
+    cells, from a point of the cell. This point is `point` cells to the right of the cell's upper left corner, and as
+    far below this corner.
     """
     (classes, bins), half, parts = shape, len(strides), []
     for stride, scores_of, sides_of in zip(strides, names[:half], names[half:], strict=True):

@@ -13,14 +13,14 @@ The tensors are the same for all kinds of models, but their meaning is not:
 - conditional_detr, deformable_detr, dab-detr, rf_detr: a sigmoid for each slot; normalised as for ImageNet.
 - rt_detr, rt_detr_v2, d_fine: a sigmoid for each slot; pixels in 0..1.
 
-The ONNX file does not say which kind it is. The setting `family` decides, or config.json next to the file (see
+The ONNX file does not say which kind it is. The setting `family` says this, or config.json next to the file (see
 `edged.models.huggingface`). A GridSample in the graph excludes the softmax, because only models with deformable
 attention have it.
 
 Source: `post_process_object_detection` and the image processors of transformers 5.24.0, the ONNX configurations of
-optimum-onnx (commit 1939f27). The input `pixel_mask` is known from transformers.js (commit 5ed4c5c) only. DETR and the
-models of the second kind were trained on pictures with their own aspect ratio, the shorter side 800 pixels: choose an
-input of the cameras' aspect ratio.
+optimum-onnx (commit 1939f27). The input `pixel_mask` is known from transformers.js (commit 5ed4c5c) only. DETR,
+conditional_detr, deformable_detr and dab-detr were trained on pictures that kept their aspect ratio, with 800 pixels on
+the shorter side. For these models, choose an input of the cameras' aspect ratio.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Detr(Family, frozen=True):
         return {name: np.ones((len(placements), *shape), np.int64) for name, shape in self.reading.extras}
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`. Each query counts once, with its best class."""
+        """See `Family.decode`. A query gives at most one detection, with its best class."""
         logits, boxes = self._queries(outputs, index)
         scores, class_ids = best_class(softmax(logits.astype(np.float32))[:, :-1])
         found = corners(self.in_pixels(boxes))
@@ -96,20 +96,20 @@ class Detr(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Suggest the families whose outputs have these names; only the setting `family` decides."""
+        """Suggest the families whose outputs have these names. Only the setting `family` can show which is right."""
         names = set(evidence.output_names)
         if names not in ({_LOGITS, _BOXES}, {_OLDER_LOGITS, _BOXES}) or cls.claim(evidence, "") is None:
             return None
         is_deformable = "GridSample" in (evidence.operators or ())
         families = () if is_deformable else (cls.name,)
-        what = f"outputs {_LOGITS} and {_BOXES} of a Hugging Face export; its model_type in config.json decides"
+        what = f"outputs {_LOGITS} and {_BOXES} of a Hugging Face export; model_type in config.json shows the family"
         if _OLDER_LOGITS in names:
             what = f"outputs {_OLDER_LOGITS} and {_BOXES} of DETR or a relative"
         return undecided(what, *families, DeformableDetr.name, RtDetrTransformers.name)
 
 
 def mask_size(mask: TensorSpec, evidence: Evidence) -> tuple[int, ...]:
-    """Return rows and columns of `pixel_mask`; open dimensions are those of the picture."""
+    """Return rows and columns of `pixel_mask`. An open dimension gets the size of the picture input."""
     width, height = evidence.size or (0, 0)
     pairs = zip(mask.shape[1:], (height, width), strict=True)
     return tuple(known if isinstance(known, int) else side for known, side in pairs)

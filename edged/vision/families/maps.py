@@ -37,7 +37,7 @@ class Layout(NamedTuple):
 
 def layout_of(output: TensorSpec, evidence: Evidence) -> Layout | None:
     """Return the layout of an output [N, h, w], [N, channels, h, w] or [N, h, w, channels], if its maps can cover the
-    input. If two layouts are possible, prefer the layout of the picture."""
+    input. If two layouts are possible, prefer the one whose channels have the same place as in the picture input."""
     shape = output.shape
     layouts = []
     if len(shape) == 3:
@@ -81,8 +81,8 @@ def shown(cells: npt.NDArray[_T], placement: Placement, preprocess: Preprocess) 
     """Cut the padding off the map `cells`, [h, w], of the input, and turn the rest back to the orientation of the
     picture as sent. Returns a view, except for a tilted window.
 
-    Edges between cells are rounded to the nearest cell, and at least one cell is left. The result covers
-    `placement.edges`. Places there that are outside a tilted window get the nearest cell of the map.
+    The edges of the cut are rounded to whole cells, and at least one cell is left. The result covers
+    `placement.edges`. Places in `placement.edges` that are outside a tilted window get the nearest cell of the map.
     """
     height, width = cells.shape
     inner_w, inner_h = placement.inner
@@ -98,7 +98,8 @@ def shown(cells: npt.NDArray[_T], placement: Placement, preprocess: Preprocess) 
 
 def _turned_back(cells: npt.NDArray[_T], to_cells: npt.NDArray[np.float64], edges: Box) -> npt.NDArray[_T]:
     """Return an upright map that covers the part `edges` of the picture. `to_cells` is the affine matrix [2, 3] from
-    the picture to `cells`. The cells of the map are about as large as `cells`, and not smaller than a pixel."""
+    the picture to `cells`. A cell of the returned map covers about as much of the picture as a cell of `cells`, and at
+    least one pixel."""
     left, top, right, bottom = edges
     counts, density = [], np.minimum(np.linalg.norm(to_cells[:, :2], axis=0), 1.0)
     for length, each in zip((right - left, bottom - top), density.tolist(), strict=True):
@@ -117,8 +118,8 @@ def _part(pad: int, inner: int, side: int, cells: int) -> slice:
 
 
 def best_classes(planes: Floats) -> Ids:
-    """Return the class with the highest score of each cell, [...], for scores [classes, ...]; the first class if scores
-    are equal. A score that is NaN never wins.
+    """Return the class that has the highest score in each cell, [...], from scores [classes, ...]. If scores are equal,
+    the first of their classes is returned. A score that is NaN never wins.
 
     A comparison for each plane takes a tenth of the time of `argmax` along the first axis.
     """
@@ -135,8 +136,8 @@ def best_classes(planes: Floats) -> Ids:
 def enlarged_classes(planes: Floats, across: int, down: int) -> Ids:
     """Divide each cell into `down` x `across` places and return the best class of each place, [h * down, w * across].
 
-    Scores [classes, h, w] are interpolated bilinearly. The centre of a cell is the middle of its places
-    (`align_corners=False`).
+    Scores [classes, h, w] are interpolated bilinearly between the centres of cells, as by PyTorch with
+    `align_corners=False`.
 
     Between four cells of the same class, interpolation cannot change the class. So only places between cells of
     different classes are interpolated. The result is exact, in a fraction of the time and memory.
@@ -166,7 +167,8 @@ def enlarged_classes(planes: Floats, across: int, down: int) -> Ids:
 
 
 def _weights(across: int, down: int) -> Floats:
-    """Return the weights of the four corners of a block for its places, float32 [4, down * across]."""
+    """Return the weights of four neighbouring cells at each place between their centres, float32
+    [4, down * across]."""
     (x, y) = ((np.arange(n) + (0.5 if n % 2 == 0 else 0.0)) / n for n in (across, down))
     pairs = [v[:, None] * h for v in (1 - y, y) for h in (1 - x, x)]
     return np.stack(pairs).reshape(4, -1).astype(np.float32)

@@ -8,7 +8,7 @@
   With the setting `decode.boxes=grid`, distances are read in units of cells, as in MMYOLO's own module.
 - MMYOLO with `--model-only`: three raw heads [N, C + 4, rows, columns], classes first, distances in units of cells.
 
-The tensors do not say which detector it is, and detectors are fed differently, so the setting `family` decides.
+The tensors do not say which detector it is, and detectors are fed differently, so the setting `family` must name it.
 `rtmdet` feeds pictures as in RTMDet's configurations (BGR, normalised, at the top left, padded with 114). `mmdet` feeds
 them as in the configurations of Faster R-CNN and many others (RGB, normalised as for ImageNet, padded with the mean).
 Other configurations, such as those of "caffe" backbones, differ: see their `data_preprocessor`. MMDetection rounds the
@@ -152,7 +152,7 @@ class RtmDet(Family, frozen=True):
         if names not in (set(_DETS), set(_NUMBERED)) or cls.claim(evidence, "") is None:
             return None
         exporter = "an mmdeploy" if names == set(_DETS) else "an MMYOLO"
-        return undecided(f"names of {exporter} export, whose detector is unknown", cls.name, MmDet.name)
+        return undecided(f"outputs of {exporter} export, but the kind of detector is unknown", cls.name, MmDet.name)
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:

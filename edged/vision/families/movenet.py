@@ -34,14 +34,15 @@ _POINTS, _PEOPLE, _COLUMNS = 17, 6, 56
 
 
 class MoveNet(TopDown, frozen=True):
-    """MoveNet; see the module. The detection of the single form is as in `topdown`: its box is the picture."""
+    """MoveNet; see the module. In the single form, the box of the only detection is the whole picture, as in
+    `topdown`."""
 
     name = "movenet"
     signatures = patterns("[N, 1, 17, 3]", "[N, 6, 56]")
     feed: ClassVar[Feed] = {"fit": Fit.LETTERBOX, "pad": 0, "scale": 1.0}
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`; with keypoints."""
+        """See `Family.decode`. The detections have keypoints."""
         if self.reading.form == _SINGLE:
             return super().decode(outputs, index, placement, thresholds)
         rows = picture_tensor(outputs, self.reading.outputs[0], index, _PEOPLE, _COLUMNS).astype(np.float32)

@@ -10,8 +10,8 @@ is in units of cells, as the logits of a distribution over 0..bins-1. No NMS.
   `dis_pred_stride_8`, ... [1, cells, 4 * bins]; older ones have the same outputs with other names.
 
 Both are fed BGR, normalised as for ImageNet. If there is only one output, the file does not say how many of its columns
-are classes. NanoDet-Plus has 8 bins in all configurations. For NanoDet the number of names decides; without names, 112
-or 124 columns mean the 80 classes of COCO.
+are classes. NanoDet-Plus has 8 bins in all configurations, so all but 32 columns are classes. For NanoDet, the number
+of classes is the number of names. Without names, 112 or 124 columns mean the 80 classes of COCO.
 
 Source: repository RangiLyu/nanodet (commit be9b4a9): `tools/export_onnx.py`, `NanoDetPlusHead`, `NanoDetHead`,
 `GFLHead.get_bboxes`, `config`; nanodet_m.onnx in hpc203/nanodet-opncv-dnn-cpp-python and nanodet.onnx in
@@ -51,7 +51,7 @@ class NanoDetPlus(Family, frozen=True):
     point: ClassVar[float] = 0.0  # in the cell, from its upper left corner
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`. Each class above the threshold is a detection."""
+        """See `Family.decode`. A row gives a detection for each class above the threshold."""
         classes, bins = self.reading.classes, int(self.reading.form)
         name, *others = self.reading.outputs
         if others:
@@ -82,7 +82,7 @@ class NanoDetPlus(Family, frozen=True):
         bins = cls._bins(columns, len(names))
         if bins is None:
             counts = " or ".join(f"{columns - 4 * each} ({each} bins)" for each in cls.bins if columns > 4 * each)
-            return Claim(None, f"{reason}, but the number of classes is unknown: set names to {counts} names")
+            return Claim(None, f"{reason}, but the number of classes is unknown: set names to a list of {counts} names")
         return Claim(cls.name, reason, Reading((output.name,), str(bins)), columns - 4 * bins)
 
     @classmethod
@@ -93,7 +93,7 @@ class NanoDetPlus(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by the names of its exporter and one row for each cell."""
+        """Claim a model if its tensors have the names that the exporter gives, and a row for each cell."""
         output = evidence.only_output
         if output is None or output.name != _OUTPUT or evidence.picture.name != _INPUT:
             return None
@@ -126,7 +126,8 @@ class NanoDet(NanoDetPlus, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by the names of its exporter, with one output or with an output for each stride."""
+        """Claim a model if its tensors have the names that the exporter gives, in the form with one output or in that
+        with outputs for each stride."""
         names = tuple(f"{kind}_pred_stride_{stride}" for kind in ("cls", "dis") for stride in cls.strides)
         if evidence.output_names == names:
             return cls.claim(evidence, f"names of a NanoDet export ({names[0]}, ...)")
@@ -134,7 +135,7 @@ class NanoDet(NanoDetPlus, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Suggest the family, without a decision, for tables of three grids."""
+        """Return an undecided claim that names the family, if the outputs are tables of three grids."""
         shape = tables_of(evidence.outputs, evidence.size, cls.strides)
         if shape is None or shape[1] not in cls.bins:
             return None

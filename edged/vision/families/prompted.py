@@ -22,11 +22,12 @@ One text has all prompts, each followed by a full stop: "a cat. a dog.", in BERT
 and `attention_mask` are padded with zeros. The graph itself contains the ids 101, 102, 1012 and 1029 of BERT's uncased
 vocabulary, which separate the prompts.
 
-Boxes are cx, cy, w, h in 0..1 of the input; no NMS. As in transformers, each patch or query counts once, with the best
-of its prompts, if the sigmoid of the logit is above the threshold: 0.1 for OWL, 0.25 for Grounding DINO. In Grounding
-DINO the logit of a prompt is the largest of the logits of its tokens. transformers also counts full stops and the start
-and end tokens, and returns the words whose tokens are above a second threshold. So its labels can be a part of a
-prompt, words of several prompts, or empty. In edged a label is always a whole prompt.
+Boxes are cx, cy, w, h in 0..1 of the input; no NMS. As in transformers, each patch or query gives at most one
+detection, for its best prompt. The sigmoid of this prompt's logit must be above the threshold, which is 0.1 for OWL and
+0.25 for Grounding DINO. In Grounding DINO the logit of a prompt is the largest of the logits of its tokens.
+transformers also compares the logits of full stops and of the start and end tokens. It returns the words whose tokens
+are above a second threshold, so its labels can be a part of a prompt, words of several prompts, or empty. In edged a
+label is always a whole prompt.
 
 Source: the processors and image processors of transformers 5.24.0, the ONNX configurations of optimum-onnx (commit
 1939f27), transformers.js (commit 5ed4c5c). The inputs of Grounding DINO are known from transformers.js only: Optimum
@@ -72,8 +73,8 @@ _START, _END, _STOP, _QUESTION = 101, 102, 1012, 1029  # [CLS], [SEP], "." and "
 
 
 class _Prompted(Family, frozen=True):
-    """Base of these families: the token ids of the prompts are constant inputs, and each row of the outputs gives at
-    most one detection."""
+    """Base of the families in this module. The token ids of the prompts are constant inputs. Each row of the outputs
+    gives at most one detection."""
 
     thresholds = Thresholds(score=0.1)
 
@@ -129,13 +130,13 @@ class OwlVit(_Prompted, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Suggest OWL-ViT and OWLv2, which have the same tensors; only the setting `family` decides. If the prompts are
-        missing, the reason says so."""
+        """Suggest OWL-ViT and OWLv2, which have the same tensors. Only the setting `family` selects one of them. If the
+        prompts are missing, the reason says so."""
         if _texts(evidence) is None or set(evidence.output_names) != {_LOGITS, _BOXES, *_EMBEDDED}:
             return None
         problem = _lacking(setting.read(evidence.settings))
         what = f"tensors of OWL-ViT and OWLv2{f'; {problem}' if problem else ''}"
-        return undecided(f"{what}; model_type in config.json says which of the two it is", cls.name, OwlV2.name)
+        return undecided(f"{what}; model_type in config.json says which of the two the model is", cls.name, OwlV2.name)
 
 
 class OwlV2(OwlVit, frozen=True):
@@ -175,7 +176,7 @@ class GroundingDino(_Prompted, frozen=True):
         ids = (_START, *(each for prompt in prompts for each in (*prompt.tokens[1:-1], _STOP)), _END)
         width = texts[1] if isinstance(texts[1], int) else len(ids)
         if not problem and len(ids) > min(width, _MOST):
-            problem = f"{PROMPTS} have {len(ids)} tokens together; the model takes {min(width, _MOST)}"
+            problem = f"setting {PROMPTS!r} has {len(ids)} tokens together; the model takes at most {min(width, _MOST)}"
         if problem:
             return Claim(None, f"{reason}; {problem}")
         there = {spec.name: spec for spec in evidence.inputs}
@@ -220,7 +221,7 @@ def _lacking(prompts: Sequence[Prompt]) -> str:
     text = next((prompt.text for prompt in prompts if not prompt.tokens), None)
     if text is None:
         return ""
-    how = "put tokenizer.json next to the file for edged models add or inspect; edged models set needs --tokenizer"
+    how = "put tokenizer.json next to the model's file and add the model again; edged models set needs --tokenizer"
     return f"prompt {text[:60]!r} has no token ids; {how}"
 
 
@@ -228,13 +229,13 @@ def _unfit(prompts: Sequence[Prompt], count: Dim, width: int, classes: Dim) -> s
     """Return why the texts do not fit OWL's inputs; empty if they fit."""
     fixed = next((dim for dim in (count, classes) if isinstance(dim, int) and dim != len(prompts)), None)
     if fixed is not None:
-        return f"{PROMPTS} lists {len(prompts)} texts; the model fixes their number to {fixed}"
+        return f"setting {PROMPTS!r} lists {len(prompts)} texts; the model takes exactly {fixed}"
     longest = max(prompts, key=lambda prompt: len(prompt.tokens))
     if len(longest.tokens) > width:
         return f"prompt {longest.text[:60]!r} has {len(longest.tokens)} tokens; the model takes {width}: shorten it"
     odd = next((prompt.text for prompt in prompts if max(prompt.tokens) != prompt.tokens[-1]), None)
     if odd is not None:
-        return f"prompt {odd[:60]!r} needs the token ids of CLIP: the last one, the end of the text, is the largest"
+        return f"prompt {odd[:60]!r} needs the token ids of CLIP: the last id, the end of the text, must be the largest"
     return ""
 
 
@@ -246,7 +247,7 @@ def _unjoinable(prompts: Sequence[Prompt]) -> str:
             what = f"{_START} at the start and {_END} at the end, as BERT's uncased vocabulary has"
             return f"prompt {prompt.text[:60]!r} needs the token ids {what}"
         if not {_START, _END, _STOP, _QUESTION}.isdisjoint(words):
-            return f'prompt {prompt.text[:60]!r} has a "." or "?", which separate prompts; leave it out'
+            return f'prompt {prompt.text[:60]!r} has a "." or "?"; these characters separate prompts, so leave them out'
     return ""
 
 

@@ -3,16 +3,16 @@
 Sources: detection/scrfd/tools/scrfd.py (commit 15dfa4a) and scrfd2onnx.py (commit 41bf106) of deepinsight/insightface,
 and python-package/insightface/model_zoo/retinaface.py, which decodes the same tensors.
 
-Input [N, 3, H, W] FP32, RGB, (pixel - 127.5) / 128. The outputs, FP32, are in the order of this list, each with one
-tensor for each stride of 8, 16 and 32:
+Input [N, 3, H, W] FP32, RGB, (pixel - 127.5) / 128. The outputs, FP32, are in the order of this list. Each entry of the
+list stands for three tensors, one for each of the strides 8, 16 and 32:
 
 - scores [N, rows, 1] after the sigmoid
 - boxes [N, rows, 4]: the distances of the four sides from the upper left corner of the cell
 - landmarks [N, rows, 10], if the model has them: x and y from this corner for left eye, right eye, nose and corners of
   the mouth, as seen in the picture
 
-Distances, x and y are in units of the stride. There are two rows for each cell. Models with the strides 8 to 128 have
-one row for each cell.
+Distances, x and y are in units of the stride. There are two rows for each cell. Models with five strides, 8 to 128,
+have one row for each cell.
 
 Newer exports name the outputs score_8, bbox_8, kps_8 and so on. Older ones have numbers for names and lack the first
 dimension, so they take one picture at a time. On exports of both kinds (SCRFD_500M_KPS, SCRFD_2.5G_KPS) faces and
@@ -59,7 +59,7 @@ class Scrfd(Family, frozen=True):
     """SCRFD; see the module. Keypoints have no score of their own.
 
     Pictures lie in the upper left corner, padded with black. The authors' NMS counts a box as one pixel wider and
-    higher than it is, edged does not.
+    higher than it is; edged's NMS does not.
     """
 
     name = "scrfd"
@@ -77,7 +77,7 @@ class Scrfd(Family, frozen=True):
     thresholds = Thresholds(score=0.5, iou=0.4)
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`; with keypoints, if the model has them."""
+        """See `Family.decode`. The detections have keypoints if the model has landmarks."""
         names = self.reading.outputs
         if self.reading.form == _FLAT:
             outputs = {name: outputs[name][None] for name in names if name in outputs}
@@ -89,7 +89,8 @@ class Scrfd(Family, frozen=True):
     def _scale(
         self, outputs: Outputs, index: int, names: tuple[str, ...], stride: int, score: float
     ) -> tuple[Floats, Floats, Floats]:
-        """Return boxes xyxy [n, 4], scores [n] and landmarks [n, k, 2], in input pixels, of one grid."""
+        """Decode one grid. Return boxes xyxy [n, 4], scores [n] and landmarks [n, k, 2]. Boxes and
+        landmarks are in input pixels."""
         across, down = self.grid(stride)
         per_cell = _per_cell(len(self.reading.outputs))
         rated, sides, *landmarks = (
@@ -132,8 +133,8 @@ class Scrfd(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by the columns of its outputs. Without landmarks they are less distinct, so the file must also
-        declare the right number of rows for the input."""
+        """Claim a model by the columns of its outputs. If there are no landmarks, the columns are less distinct. Then
+        the file must also declare the right number of rows for the input."""
         claim = cls.claim(evidence, "tables of 1, 4 and 10 columns for each stride, as SCRFD has")
         if claim is None or len(evidence.outputs) in (9, 15):
             return claim
@@ -160,8 +161,8 @@ def _in_order(evidence: Evidence) -> tuple[TensorSpec, ...]:
 
 
 def _row_counts(evidence: Evidence, stride: int, per_cell: int) -> list[int]:
-    """Return the numbers of rows that a file may declare: the number for its input size, and, if the file leaves the
-    size open, also the number for the exporter's example."""
+    """Return the numbers of rows that a file can declare. A file can declare the number for its input size. If
+    that size is open, the file can also declare the number for `_EXAMPLE`."""
     is_open = evidence.picture.width is None or evidence.picture.height is None
     sizes = [size for size in (evidence.size, _EXAMPLE if is_open else None) if size is not None]
     return [per_cell * -(-width // stride) * -(-height // stride) for width, height in sizes]

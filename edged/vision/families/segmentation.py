@@ -100,8 +100,9 @@ class Segmentation(ContentFamily, frozen=True):
         return self._best(np.ascontiguousarray(np.moveaxis(scores, -1, 0), np.float32))
 
     def _best(self, planes: Floats) -> Ids:
-        """Return the best class for each pixel of the input. If the size of a cell is not a whole number of pixels, or
-        above 32, the number of places differs from that of the pixels."""
+        """Return the best class for each pixel of the input. Each cell is divided into a whole number of places, at
+        most 32 along a side. If a cell has another size in pixels, the result has more or fewer places than the input
+        has pixels."""
         height, width = planes.shape[1:]
         across, down = (
             min(max(round(side / cells), 1), _MOST_ENLARGED)
@@ -139,8 +140,8 @@ class Segmentation(ContentFamily, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim an output of class numbers, or with as many maps as `names`. For other maps, suggest the families whose
-        outputs look the same, without a decision.
+        """Claim an output of class numbers, or an output that has as many maps as the setting `names` has names. For
+        other maps, return an undecided claim that names the families whose outputs look the same.
 
         If there are several outputs, only the first is examined, and only if it is a mask for each pixel: U2-Net and
         its relatives also return coarser masks.
@@ -229,5 +230,5 @@ def _checked_ids(cells: Array, name: str) -> Ids:
     class_ids = cells.astype(np.int64, copy=False)
     if cells.dtype.kind != "i" or class_ids.min() < 0 or class_ids.max() >= 1 << 31:
         what = f"{cells.dtype} values from {cells.min()} to {cells.max()}"
-        raise EngineUnusable(f"output {name} has {what}, expected class numbers; set family=raw")
+        raise EngineUnusable(f"output {name} has {what}, expected class numbers, integers in 0..2^31-1; set family=raw")
     return class_ids

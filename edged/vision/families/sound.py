@@ -2,8 +2,9 @@
 
 Silero VAD, whose ONNX files are in the package `silero-vad`:
 
-- Versions 5 and 6: `input` [N, context + samples], `state` [2, N, 128], mostly `sr` INT64 -> `output` [N, 1], `stateN`.
-  512 samples at 16 kHz after a context of 64, or 256 after 32 at 8 kHz.
+- Versions 5 and 6: `input` [N, context + samples], `state` [2, N, 128] and, in most exports, `sr` INT64 -> `output`
+  [N, 1], `stateN`. At 16 kHz, a context of 64 samples comes before 512 samples. At 8 kHz, a context of 32 samples comes
+  before 256 samples.
 - Version 4: `input` [N, samples], `h` and `c` [2, N, 64], `sr` INT64 -> `output` [N, 1], `hn`, `cn`. No context.
 
 The output is the probability of speech. The authors count 0.5 or more as speech. Source: `OnnxWrapper` of silero-vad
@@ -125,12 +126,12 @@ class SileroVad(SoundFamily, frozen=True):
         rate = _setting(evidence, "rate", _MOST_RATE) or _VOICE_RATES[0]
         if rate not in _VOICE_RATES[: 2 if _RATE in there else 1]:
             known = " or ".join(map(str, _VOICE_RATES[: 2 if _RATE in there else 1]))
-            raise ConfigError(f"sound.rate={rate} is invalid; this model takes sound at {known} Hz")
+            raise ConfigError(f"setting sound.rate={rate} is invalid; this model takes sound at {known} Hz")
         window, context = 512 * rate // 16_000, 64 * rate // 16_000 if width == 128 else 0
         if not may_be(there[_INPUT].shape, 1, context + window):
             return None
         if _setting(evidence, "window", _MOST_WINDOW) or _setting(evidence, "hop", _MOST_WINDOW):
-            raise ConfigError(f"sound.window and sound.hop are for tags of sounds; {cls.name} fixes both")
+            raise ConfigError(f"settings sound.window and sound.hop cannot be used with family {cls.name}; remove them")
         states = tuple(State(given, kept, (2, 1, width)) for given, kept in pairs)
         named = _RATE if _RATE in there else ""
         shape = (1,) if named and there[_RATE].shape else ()
@@ -165,10 +166,10 @@ class AudioTags(SoundFamily, frozen=True):
         rate = _setting(evidence, "rate", _MOST_RATE) or usual_rate
         window = _setting(evidence, "window", _MOST_WINDOW) or fixed or usual_window
         if not rate or not window:
-            what = "sound.rate (samples a second)" if not rate else "sound.window (samples of one run)"
+            what = "sound.rate (samples a second)" if not rate else "sound.window (samples of a window)"
             return Claim(None, f"{reason}; set {what}")
         if fixed and window != fixed:
-            raise ConfigError(f"sound.window={window} is invalid; the model fixes it to {fixed} samples")
+            raise ConfigError(f"setting sound.window={window} is invalid; the model takes windows of {fixed} samples")
         hop = _setting(evidence, "hop", window) or window
         form = keys.choice(evidence.settings, "decode.activation", tuple(ACTIVATIONS)) or ""
         sound = Sound(given.name, rate, window, hop, is_flat=len(given.shape) == 1)
@@ -190,8 +191,9 @@ SOUND_FAMILIES: dict[str, type[SoundFamily]] = {family.name: family for family i
 
 
 def _tagged(evidence: SoundEvidence) -> tuple[TensorSpec, TensorSpec] | None:
-    """Return the input of samples and the output of scores; None if the model's tensors do not fit. Of several outputs,
-    the scores are the first with as many columns as a known tagger, else the first table."""
+    """Return the input of samples and the output of scores; None if the model's tensors do not fit. The scores are the
+    first table that has a column for each class of a known tagger. If there is no such table, they are the first
+    table."""
     if len(evidence.inputs) != 1:
         return None
     given = evidence.inputs[0]

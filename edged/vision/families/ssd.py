@@ -54,9 +54,10 @@ class Ssd(Family, frozen=True):
       0 is the background; each other class above the threshold is a detection.
     - OpenVINO's DetectionOutput, [1, 1, M, 7], a row per detection: index of the picture, class, score, xyxy in 0..1. A
       row whose picture index is negative ends the list.
-    - TFLite's four tensors: boxes [N, K, 4] *yxyx* in 0..1, classes and scores [N, K], count [N]. TensorFlow's Object
-      Detection API has the same tensors, also of other detectors such as Faster R-CNN and EfficientDet; tf2onnx keeps
-      their names, with or without `:0`. Its inputs are usually UINT8, and the graph resizes and normalises the picture.
+    - TFLite's four tensors: boxes [N, K, 4] *yxyx* in 0..1, classes and scores [N, K], count [N]. Other detectors of
+      TensorFlow's Object Detection API, such as Faster R-CNN and EfficientDet, have the same tensors. tf2onnx keeps the
+      names of the tensors, with or without `:0`. The inputs of these models are usually UINT8, and the graph resizes
+      and normalises the picture.
 
     In the last two forms the graph includes the NMS, and class ids are those of the model. Class ids of the Object
     Detection API start at 1.
@@ -127,7 +128,7 @@ class Ssd(Family, frozen=True):
             return None
         made_by = (evidence.heads or {}).get(priors.outputs[0], "")
         if made_by not in _MADE_BY:
-            return not_decoded(f"a table of boxes and one of scores that come from {made_by}, unlike those of an SSD")
+            return not_decoded(f"a table of boxes, and a table of scores from the operator {made_by}, unlike in an SSD")
         return undecided("a table of boxes and one of classes", cls.name)
 
 

@@ -105,8 +105,8 @@ class TextReader(ContentFamily, frozen=True):
 
     @classmethod
     def _listed(cls, evidence: Evidence, classes: int | None) -> tuple[str, ...]:
-        """Return the list of characters from the settings, or without this setting from the file's metadata; empty if
-        there is no list. `classes` is the number of classes, None if unknown."""
+        """Return the list of characters from the setting `decode.characters`. If the setting is missing, return the
+        list in the file's metadata, empty if there is none. `classes` is the number of classes, None if unknown."""
         given = evidence.settings.get("decode.characters")
         return characters.parse(given) if given is not None else evidence.metadata.characters
 
@@ -118,16 +118,16 @@ class TextReader(ContentFamily, frozen=True):
             return None
         if len(output.shape) != 3 and layout is None:
             what = f"needs an output [N, T, classes]; the model has {shown(output)}"
-            return Claim(None, f"family={cls.name} {what}; if the file declares it wrongly, set decode.layout")
+            return Claim(None, f"family={cls.name} {what}; if the file declares the shape wrongly, set decode.layout")
         layout = layout or _layout(evidence, output.shape)
         classes = count_classes(output.shape[_LAYOUTS[layout]]) if len(output.shape) == 3 else None
         listed = cls._listed(evidence, classes)
         is_last = keys.choice(evidence.settings, "decode.blank", ("first", "last")) == "last"
         names = characters.by_class(listed, classes, nothing_last=is_last)
         if names is None:
-            return Claim(None, _unfit(len(listed), classes, evidence.output_names[0]))
+            return Claim(None, _unfit(listed, classes, evidence.output_names[0]))
         if "names" in evidence.settings:
-            return Claim(None, "a text recogniser has no names; give its characters as decode.characters")
+            return Claim(None, "setting 'names' cannot be used with a text recogniser; set decode.characters instead")
         activation = keys.choice(evidence.settings, "decode.activation", (_NONE, _SOFTMAX))
         if activation is None:
             activation = _NONE if (evidence.heads or {}).get(output.name) == "Softmax" else _SOFTMAX
@@ -160,8 +160,8 @@ class Ctc(TextReader, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model if the setting `decode.characters` is set. For a model without this setting that looks like
-        PP-OCR's, return a claim without a family that asks for the characters."""
+        """Claim a model if the setting `decode.characters` is set. Without this setting, return a claim that has no
+        family, if the model looks like PP-OCR's. The reason of this claim asks for the characters."""
         output = evidence.only_output
         if output is None or len(output.shape) != 3:
             return None
@@ -169,7 +169,7 @@ class Ctc(TextReader, frozen=True):
             return cls.claim(evidence, "the setting decode.characters")
         if evidence.picture.name != _PADDLE or (evidence.heads or {}).get(output.name) != "Softmax":
             return None
-        return Claim(None, _unfit(0, None, output.name))
+        return Claim(None, _unfit((), None, output.name))
 
 
 class Parseq(TextReader, frozen=True):
@@ -215,21 +215,22 @@ class PpOcrCls(Classification, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Suggest the family, without a decision, for two classes of a model of Paddle: other models have such an
-        output, too."""
+        """Return an undecided claim that names the family, if a model of Paddle has two classes. Other models of Paddle
+        have such an output, too."""
         output = evidence.only_output
         if output is None or evidence.picture.name != _PADDLE or output.shape[1:] != (2,):
             return None
-        return undecided(f"{output.name} [N,2] of Paddle: text direction or two classes", cls.name, Classification.name)
+        what = f"output {output.name} [N,2] of Paddle: text direction or two classes"
+        return undecided(what, cls.name, Classification.name)
 
 
 def by_height(evidence: Evidence) -> Claim | None:
-    """Suggest the recognisers, without a decision, for a 3-D output if the input is as high as that of usual
-    recognisers."""
+    """Return an undecided claim that names the recognisers, if the output is 3-D and the input is 32 or 48 pixels high.
+    Many recognisers have such an input."""
     output, height = evidence.only_output, evidence.picture.height
     if output is None or len(output.shape) != 3 or height not in _HEIGHTS:
         return None
-    what = f"{shown(output)} of an input {height} pixels high may be the characters of a line of text"
+    what = f"output {shown(output)} of an input {height} pixels high may be the characters of a line of text"
     return undecided(what, Ctc.name, Parseq.name)
 
 
@@ -239,9 +240,11 @@ def _layout(evidence: Evidence, shape: tuple[Dim, ...]) -> str:
     return "TNC" if batch == shape[1] and batch != shape[0] else "NTC"
 
 
-def _unfit(listed: int, classes: int | None, output: str) -> str:
+def _unfit(listed: tuple[str, ...], classes: int | None, output: str) -> str:
     if not listed:
         what = "set decode.characters, or add the model with its dictionary next to the file"
-        return f"{output} is text without a list of characters; {what}"
-    wanted = "" if classes is None else f"; the model has {classes} classes, which are {classes - 1} characters"
-    return f"decode.characters lists {listed} characters{wanted}"
+        return f"output {output} is text, but the list of characters is missing; {what}"
+    if (empty := listed.count("")) > 1:
+        return f"the list of characters has {empty} empty entries, but only one can be empty; set decode.characters"
+    wanted = f"the model has {classes} classes, so list {(classes or 0) - 1}"
+    return f"the list of characters has {len(listed)} characters; {wanted}; change decode.characters"

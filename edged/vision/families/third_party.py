@@ -90,16 +90,16 @@ def _loaded(family: str, package: Package) -> Kind:
 
 
 def _checked_class(found: object, family: str, package: Package) -> Kind:
-    """Return a subclass of `found`, a family's class, whose methods check their results. Raises FamilyFailed if edged
-    cannot use `found`."""
+    """Return a subclass of the family `found`. The methods of the subclass check what those of `found` return. Raises
+    FamilyFailed if edged cannot use `found`."""
     if not (inspect.isclass(found) and issubclass(found, (Family, ContentFamily))):
-        raise _failed(family, package, "its entry point names no subclass of Family or ContentFamily")
+        raise _failed(family, package, "the entry point names no subclass of Family or ContentFamily")
     _require_contract(found, family, package)
     try:
         _require_attributes(found, family)
         return _guarded(found, package)
     except Exception as error:
-        raise _failed(family, package, error, "its class cannot be used") from error
+        raise _failed(family, package, error, "the class cannot be used") from error
 
 
 def _require_contract(found: Kind, family: str, package: Package) -> None:
@@ -108,36 +108,37 @@ def _require_contract(found: Kind, family: str, package: Package) -> None:
     if version == CONTRACT and type(version) is int:
         return
     if type(version) is not int:
-        why = f"its class names no version of the family contract; add `contract = {CONTRACT}` to it"
+        why = f"the class names no version of the family contract; add `contract = {CONTRACT}` to the class"
     else:
         remedy = "update edged" if version > CONTRACT else f"install a newer version of {package.name}"
-        why = f"it is for version {version} of the family contract, edged {__version__} has {CONTRACT}; {remedy}"
+        why = f"the class is for version {version} of the family contract, edged {__version__} has {CONTRACT}; {remedy}"
     raise _failed(family, package, why)
 
 
 def _require_attributes(found: Kind, family: str) -> None:
     """Raise an error if a class attribute is missing or of another type."""
     if getattr(found, "name", None) != family:
-        raise _Invalid(f"its name is {getattr(found, 'name', None)!r}, its entry point is {family!r}")
+        raise _Invalid(f"attribute 'name' is {getattr(found, 'name', None)!r}, the entry point is named {family!r}")
     signatures = getattr(found, "signatures", ())
     if not isinstance(signatures, tuple) or not signatures or not all(isinstance(s, Signature) for s in signatures):
-        raise _Invalid("signatures is missing; it is what edged.vision.signatures.patterns returns for the tensors")
+        raise _Invalid("attribute 'signatures' is missing or invalid; make it with edged.vision.signatures.patterns")
     if not isinstance(found.thresholds, Thresholds):
-        raise _Invalid("thresholds is not a Thresholds")
+        raise _Invalid("attribute 'thresholds' is not a Thresholds")
     if not 1 <= _plain(found.thresholds, Thresholds).max_detections <= MOST_DETECTIONS:
-        raise _Invalid(f"thresholds.max_detections is not in 1..{MOST_DETECTIONS}")
+        raise _Invalid(f"attribute 'thresholds': max_detections is not in 1..{MOST_DETECTIONS}")
     if not (isinstance(found.own_inputs, tuple) and all(isinstance(name, str) for name in found.own_inputs)):
-        raise _Invalid("own_inputs is not a tuple of names")
+        raise _Invalid("attribute 'own_inputs' is not a tuple of names")
     for rule in ("claim", *RULES):
         method = getattr(found, rule, None)
         if not callable(method) and (method is not None or rule == "claim"):
-            raise _Invalid(f"{rule} is not a class method")
+            raise _Invalid(f"{rule!r} is not a class method")
     size = {"width": 1, "height": 1}
     unknown = set(found.feed) - set(Preprocess.__struct_fields__) | set(found.feed) & set(size)
     if unknown:
-        raise _Invalid(f"feed has {', '.join(sorted(unknown))}; it may have fields of Preprocess except the size")
+        words = ", ".join(sorted(unknown))
+        raise _Invalid(f"attribute 'feed' has {words}; use fields of Preprocess except width and height")
     if 0.0 in _plain({**size, **found.feed}, Preprocess).std:
-        raise _Invalid("feed has a zero in std; every value is divided by it")
+        raise _Invalid("attribute 'feed' has a zero in 'std', but every pixel value is divided by std")
 
 
 def _guarded(found: Kind, package: Package) -> Kind:
@@ -163,7 +164,8 @@ def _guard(found: Kind, name: str, package: Package) -> Callable[..., object]:
 
 
 def _failed(family: str, package: Package, error: BaseException | str, what: str = "") -> FamilyFailed:
-    """Return the error that names the package. Errors of edged and failed checks appear without their class's name."""
+    """Return an error that names the package and describes `error`. The description begins with the class of `error`,
+    except if `error` is an EngineUnusable or comes from a check."""
     if isinstance(error, FamilyFailed):
         return error
     plain = isinstance(error, (EngineUnusable, _Invalid, msgspec.ValidationError))
@@ -181,8 +183,9 @@ Arguments: TypeAlias = Sequence[Any]
 
 
 def _plain(value: object, kind: type[_T]) -> _T:
-    """Return a value with fields of the right types. Raises msgspec.ValidationError, also for NaN and infinity, which
-    become null in JSON."""
+    """Return a copy of a value in which all fields have the right types. Raises msgspec.ValidationError if a field has
+    a wrong type. The copy is made by way of JSON, in which NaN and infinity become null, so they also have a wrong
+    type."""
     return msgspec.json.decode(msgspec.json.encode(value), type=ready(kind))
 
 
@@ -192,22 +195,22 @@ def _checked_claim(claim: object, kind: Kind, evidence: Evidence, package: str) 
         raise _Invalid(f"it returned {type(claim).__name__}, not a Claim")
     found = _plain(claim, Claim)
     if found.family not in (None, kind.name):
-        raise _Invalid(f"it claims the model for another family, {found.family!r}")
+        raise _Invalid(f"its claim is for another family, {found.family!r}")
     outputs = set(evidence.output_names)
     unknown = [name for name in (*found.reading.outputs, *found.reading.dense) if name not in outputs]
     if unknown:
-        raise _Invalid(f"it reads output {unknown[0]!r}, which the model does not have")
+        raise _Invalid(f"its claim reads output {unknown[0]!r}, which the model does not have")
     if found.family is not None and not found.reading.outputs:
-        raise _Invalid("its reading names no outputs")
+        raise _Invalid("its claim names no outputs to read")
     filled = {name for name, _ in (*found.reading.extras, *found.reading.constants)}
     own = {spec.name for spec in evidence.inputs if spec.name in kind.own_inputs}
     if found.family is not None and filled != own:
-        raise _Invalid(f"its reading fills the inputs {sorted(filled)}, the model has {sorted(own)} of its own_inputs")
+        raise _Invalid(f"its claim fills the inputs {sorted(filled)}, but of own_inputs the model has {sorted(own)}")
     uneven = [name for name, rows in found.reading.constants if len({len(row) for row in rows}) != 1 or not rows[0]]
     if uneven:
-        raise _Invalid(f"the rows of constant {uneven[0]!r} are not equally long, or there are no values")
+        raise _Invalid(f"its claim has rows of different or no length for the constant input {uneven[0]!r}")
     if (found.classes or 0) < 0 or found.background < 0 or len(found.names) > _MOST_NAMES:
-        raise _Invalid("its number of classes is negative, or it has too many names")
+        raise _Invalid(f"its claim has a negative number of classes or background slots, or over {_MOST_NAMES} names")
     reason = " ".join(found.reason.split())[:_LONGEST]
     return msgspec.structs.replace(found, reason=f"{reason} (package {package})")
 
@@ -218,7 +221,7 @@ def _detections(family: Opened, found: object, arguments: Arguments) -> Detectio
     n = len(_array("scores", found.scores, "f", None))
     limit = next((each.max_detections for each in arguments if isinstance(each, Thresholds)), n)
     if n > limit:
-        raise _Invalid(f"it returned {n} detections, more than thresholds.max_detections, {limit}")
+        raise _Invalid(f"it returned {n} detections, but thresholds.max_detections is {limit}")
     _array("boxes", found.boxes, "f", n, 4)
     _array("class_ids", found.class_ids, "iu", n)
     if found.keypoints is not None:
@@ -230,7 +233,7 @@ def _detections(family: Opened, found: object, arguments: Arguments) -> Detectio
     if found.masks is not None and len(found.masks) != n:
         raise _Invalid(f"it returned {len(found.masks)} masks for {n} detections")
     if found.tracker_ids is not None:
-        raise _Invalid("it returned tracker_ids, which only the tracker has")
+        raise _Invalid("it returned tracker_ids, but only edged's tracker sets them")
     fields = {name: getattr(found, name) for name in ("masks", "keypoints", "corners")}
     return Detections.of(found.boxes, found.scores, found.class_ids, **fields)
 
@@ -243,12 +246,12 @@ def _content(family: Opened, found: object, arguments: Arguments) -> Content:
 
 def _inputs(family: Opened, found: object, arguments: Arguments) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
-        raise _Invalid(f"it returned {type(found).__name__}, not a mapping of arrays by input")
+        raise _Invalid(f"it returned {type(found).__name__}, not a mapping from inputs to arrays")
     pictures = len(arguments[0])
     shapes = {name: (pictures, *shape) for name, shape in family.reading.extras}
     shapes |= {name: (pictures * len(rows), len(rows[0])) for name, rows in family.reading.constants}
     if found.keys() != shapes.keys():
-        raise _Invalid(f"it returned inputs {sorted(map(str, found))}, its reading fills {sorted(shapes)}")
+        raise _Invalid(f"it returned the inputs {sorted(map(str, found))}, but its claim fills {sorted(shapes)}")
     for name, array in found.items():
         _array(f"input {name!r}", array, "fiub", *shapes[name])
     return dict(found)

@@ -2,8 +2,8 @@
 
 These models expect the part of a picture that shows one person. edged feeds them the whole picture, or its region of
 interest. The picture gives one detection, whose box is the whole picture, or none if the score is not above the
-threshold. As in the authors' evaluation on COCO, the score is the mean of those keypoints' scores that are above 0.2.
-If no keypoint's score is above 0.2, the score is the mean of all of them (in the authors' evaluation it is 0).
+threshold. As in the authors' evaluation on COCO, the score is the mean of the keypoints' scores above 0.2. If no
+keypoint has a score above 0.2, the score is the mean of all keypoints' scores (in the authors' evaluation it is 0).
 
 Sources: open-mmlab/mmpose: mmpose/codecs/simcc_label.py (commit 01d4e7b), mmpose/codecs/utils/post_processing.py
 (commit 0b9a7cf), mmpose/datasets/transforms/topdown_transforms.py (commit 003cac4), mmpose/evaluation/metrics/
@@ -55,7 +55,8 @@ class TopDown(Family, frozen=True):
     thresholds = Thresholds(score=0.3)
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`; with keypoints. A keypoint with score 0 was not found; its place has no meaning."""
+        """See `Family.decode`. The detection has keypoints. A keypoint with score 0 was not found, and its place has no
+        meaning."""
         points = self.keypoints(outputs, index)
         rated = np.clip(points[:, 2], 0, 1)
         seen = rated[rated > _VISIBLE]
@@ -71,9 +72,9 @@ class TopDown(Family, frozen=True):
 class RtmPose(TopDown, frozen=True):
     """RTMPose and other models with SimCC heads, as exported by mmdeploy.
 
-    `simcc_x` [N, K, W * s] and `simcc_y` [N, K, H * s], FP32: for each keypoint the scores of each x and y in steps of
-    1/s input pixels; s is 2 by default and follows from the shape. The x and y of a keypoint are those with the highest
-    scores; its score is the lower one of these two scores.
+    `simcc_x` [N, K, W * s] and `simcc_y` [N, K, H * s], FP32, have the scores of each x and each y for each keypoint,
+    in steps of 1/s input pixels. The default of mmpose is s = 2, but edged computes s from the shape. The x and y of a
+    keypoint are those with the highest scores; its score is the lower one of these two scores.
     """
 
     name = "rtmpose"
@@ -151,7 +152,8 @@ class HrNet(TopDown, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Suggest the family, without a decision, for COCO's 17 keypoints: classes of pixels have such maps, too."""
+        """Return an undecided claim that names the family, if there are maps for COCO's 17 keypoints. A segmentation
+        model with 17 classes has such maps, too."""
         claim = cls.claim(evidence, "")
         if claim is None or claim.reading.keypoints[0] != _COCO or evidence.cells((_STRIDE,)) is None:
             return None

@@ -32,7 +32,7 @@ class TorchVision(Family, frozen=True):
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         if index:
-            raise EngineUnusable(f"family={self.name} decodes one picture at a time: set batch.max=1")
+            raise EngineUnusable(f"family={self.name} cannot decode more than one picture at a time: set batch.max=1")
         boxes = checked_tensor(outputs, _NAMES[0], ANY, 4)
         labels, scores = (checked_tensor(outputs, name, len(boxes)) for name in _NAMES[1:])
         return to_detections(boxes, scores, labels, placement, thresholds, needs_nms=False)

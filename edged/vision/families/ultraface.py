@@ -5,13 +5,13 @@ vision/ssd/config/fd_config.py and vision/utils/box_utils.py, and the files in m
 
 Input `input` [N, 3, H, W] FP32, RGB, (pixel - 127) / 128. The outputs, FP32, have a row for each prior box: `scores`
 [N, P, classes] after the softmax, of which class 0 is the background, and `boxes` [N, P, 4]. Boxes have one of two
-forms. Corners are xyxy in 0..1 of the input. Offsets from the prior boxes, with the variances 0.1 and 0.2, are in the
-files named `simplified` and `without_postprocessing`.
+forms: corners, xyxy in 0..1 of the input, or offsets from the prior boxes, with the variances 0.1 and 0.2. The files
+named `simplified` and `without_postprocessing` have offsets.
 
 The grids of prior boxes have strides 8, 16, 32 and 64, and for each cell three, two, two and three squares. The grids
-cover the input exactly, even if its sides are not multiples of the stride. (The repository's script for OpenCV steps by
-the stride instead. Its boxes differ from those of the exported models with corners; edged's boxes do not.) On the files
-above, faces and boxes equal those of the source.
+cover the input exactly, even if its sides are not multiples of the stride. The repository's script for OpenCV always
+places the cells one stride apart. So for such an input, the script's boxes differ from those that edged and the models
+with corners return. On the files above, faces and boxes equal those of the source.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _CORNERS, _OFFSETS = "corners", "offsets"
 
 
 class UltraFace(Ssd, frozen=True):
-    """UltraFace; see the module. The form of the boxes is recognised by an Exp in the graph, which the conversion to
-    corners needs; the setting `decode.boxes` (`corners` or `offsets`) overrides this.
+    """UltraFace; see the module. An Exp in the graph shows that boxes are corners, because the conversion to corners
+    needs an Exp. The setting `decode.boxes` (`corners` or `offsets`) overrides this.
 
     As in the source, pictures are stretched. The source's NMS considers only the 200 best boxes of a class; edged's NMS
     considers the 4096 best boxes.

@@ -82,7 +82,7 @@ class Ultralytics(Family, frozen=True):
             return not_decoded(f"an Ultralytics {meta.task} export")
         if meta.head == "RTDETRDecoder" or meta.end2end or meta.nms:
             # The rules of these families have run before and did not match.
-            what = "metadata of an end-to-end or RT-DETR export, but not its tensor"
+            what = "metadata of an end-to-end or RT-DETR export, but not the tensor of one"
             return undecided(what, cls.name, "ultralytics-end2end", "rtdetr-ultralytics")
         return cls._by_rows(evidence)
 
@@ -111,12 +111,13 @@ class Ultralytics(Family, frozen=True):
         if columns != cells or rows == cells or not isinstance(rows, int) or rows < 5:
             return None
         if rows == 4 + 1 + 17 * 3:
-            either = "52 classes, or one with 17 keypoints"
-            return undecided(f"{output.name} has 56 rows: {either}", cls.name, UltralyticsPose.name)
+            either = "52 classes, or one class with 17 keypoints"
+            return undecided(f"output {output.name} has 56 rows: {either}", cls.name, UltralyticsPose.name)
         names = evidence.metadata.names
         if names and len(names) != rows - 4:
             either = f"{rows - 4} classes, or classes and other values"
-            return undecided(f"{output.name} has {rows} rows, metadata has {len(names)} names: {either}", cls.name)
+            what = f"output {output.name} has {rows} rows, but metadata has {len(names)} names: {either}"
+            return undecided(what, cls.name)
         return cls.claim(evidence, f"number of rows: {output.name} is [4+{rows - 4} classes, {cells} grid cells]")
 
 
@@ -129,7 +130,7 @@ def _main_output(evidence: Evidence) -> TensorSpec | None:
 
 
 def _is_cells(evidence: Evidence, columns: Dim) -> bool:
-    """Whether columns may be grid cells; an open dimension is accepted, because the metadata confirms the rest."""
+    """Whether columns may be grid cells. An open dimension is accepted, because the caller also checks the metadata."""
     return isinstance(columns, str) or any(columns == evidence.cells(strides) for strides in _STRIDES)
 
 
@@ -140,9 +141,9 @@ class UltralyticsEnd2End(Family, frozen=True):
     """Detectors that need no NMS: NMS-free heads (v10, 26) and exports with `nms=True`.
 
     One output, [N, K, 6]: xyxy in input pixels, score, class; best first, padded with zeros. Two other formats have the
-    same shape, so metadata must decide: `end2end` (always present since 8.4.8) or `nms` in `args`. Before 8.4.8, the
-    only other detector of the package with six columns was RT-DETR with two classes. With `dynamic=True` the number of
-    columns is open.
+    same shape, so the metadata must show this format: `end2end` (always present since 8.4.8) or `nms` in `args`. Before
+    8.4.8 `end2end` can be missing. Then six columns mean this format, except if the model has two classes: an RT-DETR
+    with two classes has six columns, too. With `dynamic=True` the number of columns is open.
     """
 
     name = "ultralytics-end2end"
@@ -175,7 +176,8 @@ class UltralyticsEnd2End(Family, frozen=True):
         is_silent = meta.end2end is None and "args" not in meta.unreadable
         if is_silent and meta.version and meta.version < _WRITES_END2END and meta.names and len(meta.names) != 2:
             version = ".".join(map(str, meta.version))
-            return cls.claim(evidence, f"metadata task=detect and version={version}: its only exports with six columns")
+            what = f"metadata task=detect and version={version}: only its end-to-end exports have six columns"
+            return cls.claim(evidence, what)
         return None
 
 
@@ -191,7 +193,7 @@ class UltralyticsTask(Family, frozen=True):
     - "rows", [N, R, 6 + more], of an NMS-free head or with NMS in the graph: box, score, class and the `more` values,
       padded with rows of zeros
 
-    Metadata decides the form. Without metadata, a table with exactly 6 + more columns has the form "rows". Source:
+    The metadata shows the form. Without metadata, a table with exactly 6 + more columns has the form "rows". Source:
     `Detect.postprocess`, its subclasses and `NMSModel` of the ultralytics package.
     """
 
@@ -264,7 +266,7 @@ class UltralyticsPose(UltralyticsTask, frozen=True):
     task = "pose"
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`. The detections also have keypoints; their scores are 1 if the model gives none."""
+        """See `Family.decode`. The detections have keypoints. A keypoint has score 1 if the model gives no scores."""
         k, values = self.reading.keypoints
         offered, points = self._select(self._table(outputs, index, k * values), k * values, thresholds.score)
         whole = np.flatnonzero(np.isfinite(points).all(axis=1))
@@ -302,8 +304,8 @@ def _keypoints(points: Floats, placement: Placement) -> Floats:
 
 
 def _values_left(evidence: Evidence) -> tuple[int, int]:
-    """Return the number of keypoints, and of values per keypoint, that fill the table: three values if possible, else
-    two; 0 keypoints if neither fits."""
+    """Return the number of keypoints and the number of values per keypoint with which the keypoints fill the table. A
+    keypoint has three values if possible, otherwise two. Return 0 keypoints if neither number fits."""
     tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
     if len(tables) != 1:
         return 0, 0
@@ -329,8 +331,8 @@ class UltralyticsObb(UltralyticsTask, frozen=True):
     task = "obb"
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`; with corners. Boxes are the axis-aligned bounding boxes of the corners, cut to the
-        picture."""
+        """See `Family.decode`. The detections have corners. Boxes are the axis-aligned bounding boxes of the corners,
+        cut to the picture."""
         table = self._table(outputs, index, 1)
         offered, angles = self._select(table, 1, thresholds.score)
         sizes = table[:4, offered.rows].T if self.needs_nms else table[offered.rows, :4]

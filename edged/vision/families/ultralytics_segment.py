@@ -43,7 +43,7 @@ class UltralyticsSegment(UltralyticsTask, frozen=True):
     task = "segment"
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`; with masks."""
+        """See `Family.decode`. The detections have masks."""
         prototypes = self._prototypes(outputs, index)
         found, weights = self._weighted(outputs, index, placement, thresholds)
         size = self.preprocess.width, self.preprocess.height
@@ -54,7 +54,7 @@ class UltralyticsSegment(UltralyticsTask, frozen=True):
         return msgspec.structs.replace(found.select(there), masks=tuple(mask for mask in masks if mask is not None))
 
     def boxes(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.boxes`; includes detections with an empty mask."""
+        """See `Family.boxes`. The result also has the detections whose mask is empty."""
         return self._weighted(outputs, index, placement, thresholds)[0]
 
     def _prototypes(self, outputs: Outputs, index: int) -> Array:
@@ -118,8 +118,8 @@ class Prototypes:
             runs += 0 if found[-1] is None else len(found[-1])
             if runs > MAX_RUNS:
                 raise TooLarge(
-                    f"the masks of {len(areas)} detections are over the limit of {MAX_RUNS} runs; raise the score"
-                    " threshold, or lower max_detections"
+                    f"the masks of {len(areas)} detections have over {MAX_RUNS} runs; raise thresholds.score, or lower"
+                    " thresholds.max_detections"
                 )
         return found
 
@@ -164,6 +164,6 @@ class Prototypes:
 
     @staticmethod
     def _reach(ends: npt.NDArray[np.float64], size: int) -> tuple[int, int]:
-        """Return the range of indices that the interpolation reads."""
+        """Return the range of indices along one axis that the interpolation reads."""
         low = min(max(math.floor(ends.min()), 0), size - 1)
         return low, max(low + 1, min(math.ceil(ends.max()) + 1, size))

@@ -78,7 +78,7 @@ class YoloV5(Family, frozen=True):
     )
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`. Each row counts once, with its best class."""
+        """See `Family.decode`. A row gives at most one detection, with its best class."""
         rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, self.reading.width(5))
         table = _certain(rows, thresholds)[1]
         return _rated(table[:, :4], table, placement, thresholds)
@@ -188,7 +188,7 @@ class YoloV7(YoloV5, frozen=True):
         given = [len(row) / 2 for row in anchors]
         if len(given) != len(wanted) or any(isinstance(w, int) and w != g for w, g in zip(wanted, given, strict=True)):
             raise ConfigError(
-                f"decode.anchors has {', '.join(f'{g:g}' for g in given)} anchors, the model's heads"
+                f"setting decode.anchors has {', '.join(f'{g:g}' for g in given)} anchors, but the model's heads have"
                 f" {', '.join(map(str, wanted))}; separate the heads by semicolons, finest grid first"
             )
         reading = Reading(tuple(spec.name for spec in heads), _HEADS, anchors)
@@ -251,7 +251,7 @@ class YoloX(Family, frozen=True):
     feed: ClassVar[Feed] = {"color": "bgr", "fit": Fit.TOP_LEFT, "scale": 1.0}
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`. Each row counts once, with its best class."""
+        """See `Family.decode`. A row gives at most one detection, with its best class."""
         is_grid = self.reading.form == _IN_CELLS
         cells = count_cells(self.size, STRIDES[0]) if is_grid else AT_LEAST_ONE
         answer = picture_tensor(outputs, self.reading.outputs[0], index, cells, self.reading.width(5))
@@ -279,15 +279,15 @@ class YoloX(Family, frozen=True):
             return Claim(None, f"{reason}, but the box format is unknown: {formats}")
         _, rows, columns = output.shape
         if form == _IN_CELLS and cells is not None and isinstance(rows, int) and rows != cells:
-            needs = f"needs {cells} rows for this input, {output.name} has {rows}"
+            needs = f"needs {cells} rows for this input, but output {output.name} has {rows}"
             return Claim(None, f"{reason} {needs}; set decode.boxes=pixels or family=raw")
         what = "boxes to be decoded" if form == _IN_CELLS else "decoded boxes"
         return Claim(cls.name, f"{reason} with {what}", Reading((output.name,), form), count_classes(columns, 5))
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a table with one row per grid cell. YOLOv6 and, with six columns, DeepStream-Yolo have the same shape;
-        names distinguish them."""
+        """Claim a table with one row per grid cell. YOLOv6 also has this shape, as does DeepStream-Yolo if the table
+        has six columns; the names of tensors distinguish these formats."""
         output, cells = evidence.table(_FEWEST), evidence.cells()
         if output is None or cells is None or output.shape[1] != cells:
             return None
@@ -296,11 +296,11 @@ class YoloX(Family, frozen=True):
             return None
         what, names = f"{output.name} has one row per grid cell", evidence.metadata.names
         if names and columns == 4 + len(names):
-            return not_decoded(f"{what} and 4+{len(names)} columns: an ultralytics table, but transposed")
+            return not_decoded(f"{what} and 4+{len(names)} columns: an ultralytics table, transposed")
         if output.name != "output" or (columns == 6 and evidence.picture.name != "images"):
             six = (DeepStreamYolo.name,) if columns == 6 else ()
             counts = f"{columns - 5} classes; with {columns - 4} classes it is a transposed ultralytics table"
-            return undecided(f"{what}, as YOLOX and others with {counts}", cls.name, "yolov6", *six)
+            return undecided(f"{what}, as exports of YOLOX and others with {counts}", cls.name, "yolov6", *six)
         return cls.claim(evidence, f"number of rows: {what}, as in a YOLOX export")
 
 
@@ -332,8 +332,8 @@ class DeepStreamYolo(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by the scripts' names if it has as many rows as grid cells, three times as many, or more than
-        1000."""
+        """Claim a model if its tensors have the names that the scripts give, and the number of rows is right. The
+        number must be that of the grid cells, three times as large, or above 1000."""
         output, cells = evidence.table(6), evidence.cells()
         if output is None or output.name != "output" or evidence.picture.name != "input":
             return None

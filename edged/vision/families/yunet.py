@@ -58,13 +58,14 @@ class YuNet(Family, frozen=True):
     thresholds = Thresholds(score=0.6, iou=0.3)
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`; with keypoints."""
+        """See `Family.decode`. The detections have keypoints."""
         scales = [self._scale(outputs, index, stride, thresholds.score) for stride in _STRIDES]
         boxes, scores, points = (np.concatenate(parts) for parts in zip(*scales, strict=True))
         return to_keypoint_detections(boxes, scores, points, placement, thresholds, needs_nms=True)
 
     def _scale(self, outputs: Outputs, index: int, stride: int, score: float) -> tuple[Floats, Floats, Floats]:
-        """Return boxes xyxy [n, 4], scores [n] and landmarks [n, 5, 2], in input pixels, of one grid."""
+        """Decode one grid. Return boxes xyxy [n, 4], scores [n] and landmarks [n, 5, 2]. Boxes and
+        landmarks are in input pixels."""
         across, down = self.grid(stride)
         face, there, box, landmarks = (
             picture_tensor(outputs, f"{kind}_{stride}", index, across * down, columns)

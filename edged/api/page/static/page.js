@@ -166,7 +166,7 @@ const pictures = {
       card.shot.replaceChildren(card.image);
       this.turn();
     } else {
-      set(card.shot, has ? "" : card.camera.pictures ? "No picture" : card.camera.enabled ? "Its client has the pictures" : "Off");
+      set(card.shot, has ? "" : card.camera.pictures ? "No picture" : card.camera.enabled ? "The client has the pictures" : "Off");
     }
   },
   clear(card) {
@@ -473,7 +473,7 @@ async function examine() {
   const abort = trial.abort = new AbortController();
   $("try-result").hidden = $("try-stage").hidden = true;
   $("try-notes").replaceChildren();
-  set($("try-state"), `Examining ${trial.file.name}: reading it, trying each runtime, running it once…`);
+  set($("try-state"), `Examining ${trial.file.name}: reading the file, trying each runtime, running the model once…`);
   const name = trial.file.name.replace(/\.onnx$/i, "").replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[-.]+/, "").slice(0, 64) || "model";
   try {
     const picture = await testPicture();
@@ -500,10 +500,10 @@ function drawTrial() {
   const backends = Object.entries(answer.backends).map(([name, why]) => `${name}: ${why || "takes it"}`);
   $("try-notes").replaceChildren(...[...answer.warnings, answer.family_reason, ...backends].filter(Boolean).map((text) => make("li", { class: "dim", text })));
   if (answer.problem) {
-    set($("try-state"), `This box cannot serve it (${answer.stage}): ${answer.problem}${answer.remedy ? `; ${answer.remedy}` : ""}`);
+    set($("try-state"), `This box cannot serve the model (${answer.stage}): ${answer.problem}${answer.remedy ? `; ${answer.remedy}` : ""}`);
     return;
   }
-  set($("try-state"), answer.family ? `This box can serve it, as a model of the family ${answer.family}.` : "This box can serve it. Its family is not known, so clients get raw tensors.");
+  set($("try-state"), answer.family ? `This box can serve the model, which is of the family ${answer.family}.` : "This box can serve the model. Its family is not known, so clients get raw tensors.");
   $("try-result").hidden = false;
   $("try-score-label").hidden = answer.detections.length === 0;
   $("try-score").value = Math.max(0.05, answer.score);
