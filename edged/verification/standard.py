@@ -33,8 +33,8 @@ class Tolerance(msgspec.Struct, frozen=True):
     """How far an engine may differ from the reference. A figure is the worst value over all outputs and samples.
 
     Two figures are not worst values, but shares over all samples together. `top1` is a share of the rows of
-    classifiers' outputs, [N, classes]. `boxes` is a share of the detections in pictures, if the model's family is known (see
-    `edged.verification.boxes`).
+    classifiers' outputs, [N, classes]. `boxes` is a share of the detections in pictures, if the model's family is
+    known (see `edged.verification.boxes`).
     """
 
     cosine: float  # at least: cosine of the angle between the flattened outputs
