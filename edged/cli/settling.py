@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edged.errors import DaemonUnavailable, NotFound, Refused
+from edged.errors import EdgedError, Forbidden, Refused, Unauthenticated
 
 if TYPE_CHECKING:
     from edged.api_types import EngineInfo
@@ -41,7 +41,9 @@ def wait_until_served(client: Client, name: str) -> Served:
         try:
             engines: list[EngineInfo] = list(client.engines(name))
             is_queued = any(each.state == "absent" for each in engines) and bool(client.status().building)
-        except (NotFound, DaemonUnavailable):  # it has not looked at the folder yet, or is restarted
+        except (Unauthenticated, Forbidden):
+            raise
+        except EdgedError:  # the daemon has not looked at the folder yet, or is restarted
             engines, is_queued = [], False
         if not engines or is_queued or any(_is_under_way(each) for each in engines):
             settled = time.monotonic()

@@ -38,7 +38,7 @@ def probe(root: Root) -> dict[str, str]:
     """Read the facts of the driver and of the GPUs.
 
     `nvidia.kernel_module` is the version of the loaded kernel module. `nvidia.driver` is the version of the driver on
-    disk. `nvidia.state` is a problem of the driver, and absent if there is none. `cuda.driver` is the newest version of
+    disk. `nvidia.state` is a problem of the driver, if any. `cuda.driver` is the newest version of
     CUDA that the driver supports. `gpu.N.*` are the facts of each GPU.
     """
     match = _MODULE.search(root.read(_MODULE_VERSION) or "")

@@ -377,9 +377,7 @@ def latency(model: str, engines: Iterable[EngineInfo], alarms: Iterable[AlarmInf
     return ok(Name.LATENCY, message, model)
 
 
-def drift(
-    model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str], arithmetic: str = "fp32"
-) -> Iterator[Check]:
+def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str], arithmetic: str) -> Iterator[Check]:
     """Check how close the verification figures of accepted engines are to their bounds, since an update may push a
     figure over its bound. Warn of engines whose answers could not be compared."""
     judged = near = 0

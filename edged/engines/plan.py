@@ -381,7 +381,7 @@ def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> st
 
 
 def trial(engine: PlannedEngine, stored: Mapping[str, EngineRecord], drivers: bool = True) -> str:
-    """Return the key of the newest stored engine that can be tried instead of a build; empty if there is none. Such an
+    """Return the key of the newest stored engine that can be tried instead of a build; empty if no engine fits. Such an
     engine was built in advance on another box. If `drivers` is true, an engine that was built for another driver can be
     tried too."""
     model = engine.key.parts["model"]  # compared first: the store may hold thousands of others

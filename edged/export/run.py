@@ -323,7 +323,7 @@ def _ranges(loaded: Answer) -> dict[str, str]:
 
 
 def _lost(loaded: Answer, samples: Sequence[golden.Sample]) -> str:
-    """Return an open dimension that the export has fixed to one size; empty if there is none. Each open dimension was
+    """Return an open dimension that the export has fixed to one size; empty if it fixed none. Each open dimension was
     tried with two sizes (`_ranges`). `samples` has only the inputs that the file accepted."""
     for name, (_, shape, opened) in loaded.inputs.items():
         for axis, word in opened.items():

@@ -436,13 +436,13 @@ def test_close_figures_are_those_near_their_bounds(figures: dict[str, float], ne
 
 def test_drift_uses_the_models_bounds() -> None:
     found = [engine(verdict=Verdict(True, "", {"relative_l2": 1e-3})), REFERENCE]
-    assert lines(models.drift("m", found, {})).startswith("ok m: ")
-    assert lines(models.drift("m", found, {"verify.relative_l2": "0.0011"})).startswith("warning m: engine ")
-    assert lines(models.drift("m", [REFERENCE], {})).startswith("unknown")
+    assert lines(models.drift("m", found, {}, "fp32")).startswith("ok m: ")
+    assert lines(models.drift("m", found, {"verify.relative_l2": "0.0011"}, "fp32")).startswith("warning m: engine ")
+    assert lines(models.drift("m", [REFERENCE], {}, "fp32")).startswith("unknown")
     found = [engine(verdict=Verdict(True, "", {"relative_l2": 2.8e-2}))]
     assert lines(models.drift("m", found, {}, "fp16")).startswith("warning m: engine ")
     found = [engine(verdict=Verdict(True, "", {NO_VALUES: 1.0}))]
-    assert "was not compared" in lines(models.drift("m", found, {}))
+    assert "was not compared" in lines(models.drift("m", found, {}, "fp32"))
 
 
 def test_admission_model_with_a_warning_shows_it_and_its_remedy() -> None:

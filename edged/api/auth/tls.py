@@ -224,7 +224,7 @@ class Certificate:
 
     @property
     def problem(self) -> str:
-        """A problem that the certificate has now or will have soon; empty if there is none."""
+        """A problem that the certificate has now or will have soon; empty if no problem exists."""
         return self._refused or worry(self._tls.certificate, self._material.validity, time.time())
 
 

@@ -106,7 +106,7 @@ class TextReader(ContentFamily, frozen=True):
     @classmethod
     def _listed(cls, evidence: Evidence, classes: int | None) -> tuple[str, ...]:
         """Return the list of characters from the setting `decode.characters`. If the setting is missing, return the
-        list in the file's metadata, empty if there is none. `classes` is the number of classes, None if unknown."""
+        list in the file's metadata, empty if it has no list. `classes` is the number of classes, None if unknown."""
         given = evidence.settings.get("decode.characters")
         return characters.parse(given) if given is not None else evidence.metadata.characters
 
