@@ -98,10 +98,8 @@ class EngineReportHandlers:
                 if expected:  # a content is described by its lines, so one picture is enough
                     drawn[frame.name] = expected, other if frame.expected or frame.found else b""
         missing = len(worst) - len(drawn)
-        return (
-            drawn,
-            f"{missing} of {len(worst)} frames are no longer kept, or their pictures are too large." if missing else "",
-        )
+        lost = f"{missing} of {len(worst)} frames have no picture: they are no longer kept, or too large."
+        return drawn, lost if missing else ""
 
     def _paths(self, collection: str, models: tuple[str, ...]) -> dict[str, tuple[str, str]]:
         """Return the path and the digest of those frames of a collection on which engines are judged, by the frame's
