@@ -5,7 +5,8 @@ block, the CPU caches contain the weights of the engine, as they do while it ser
 after each inference, each would find the weights of the other in the caches.
 Before each single inference there is a pause, as between two requests of a client. The runtime's threads fall asleep in
 this pause, and waking them may take longer than a small model's inference. Blocks are repeated until the ratio of the
-two times is precise enough. After each round this process sleeps, because cameras share the box.
+two times is precise enough. After each round this process sleeps, because cameras share the box. A block of a slow
+model is one inference: filling the caches takes too small a share of it to matter.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from edged.store.record import Blocks, Speed
 from edged.tensors import Array
 
 _RUNS = 10  # inferences of a block
-_BLOCK_SECONDS = 0.25  # a block that would take longer than this has fewer inferences
-_LEAST_RUNS, _LEAST_ROUNDS = 2, 3
+_BLOCK_SECONDS = 0.25  # a block that would take longer than this has fewer inferences, but at least one
+_LEAST_ROUNDS = 3
 _PRECISE = 0.015  # the ratio is known well enough if its standard error is this share of it or less
 _PAUSE = 0.0005  # seconds before an inference: the round trip of a request takes as long
 _MOST_BLOCKS = 200  # the most blocks whose times are returned
@@ -85,16 +86,21 @@ def _compare(
     crew = [session]
     if isinstance(session, Replicable):
         crew += [session.replica() for _ in range(form.instances - 1)]
-    own, others, intervals = list[float](), list[float](), list[float]()
+    is_reference = session is reference
+    others, intervals = list[float](), list[float]()
+    own = others if is_reference else list[float]()
+    compared = intervals if is_reference else own
     try:
         with ThreadPoolExecutor(len(crew), "time") as pool:
-            slowest = max(block(each, inputs, 1) for each in (reference, *crew))
-            runs = max(_LEAST_RUNS, min(_RUNS, int(_BLOCK_SECONDS / slowest)))
+            opened = crew if is_reference else [reference, *crew]
+            slowest = max(_time(each, inputs, 2)[-1] for each in opened)  # the first inference prepares the session
+            runs = max(1, min(_RUNS, int(_BLOCK_SECONDS / slowest)))
             until = time.perf_counter() + seconds
-            while len(own) < _LEAST_ROUNDS or (not _is_known(own, others) and time.perf_counter() < until):
+            while len(own) < _LEAST_ROUNDS or (not _is_known(compared, others) and time.perf_counter() < until):
                 started = time.perf_counter()
                 others.append(block(reference, inputs, runs))
-                own.append(block(session, inputs, runs))
+                if not is_reference:
+                    own.append(block(session, inputs, runs))
                 intervals.append(_interval(pool, crew, inputs, runs))
                 time.sleep((time.perf_counter() - started) * _REST)
     finally:
@@ -107,14 +113,20 @@ def _compare(
 
 
 def block(session: Session, inputs: Mapping[str, Array], runs: int) -> float:
-    """Return the median seconds of `runs` inferences with pauses, after an inference that warms the caches."""
+    """Return the median seconds of `runs` inferences. An inference that warms the caches comes first, if
+    `runs` is more than 1."""
+    return statistics.median(_time(session, inputs, runs + 1)[1:] if runs > 1 else _time(session, inputs, 1))
+
+
+def _time(session: Session, inputs: Mapping[str, Array], runs: int) -> list[float]:
+    """Return the seconds of each of `runs` inferences, with pauses between them."""
     times = []
-    for _ in range(runs + 1):
+    for _ in range(runs):
         time.sleep(_PAUSE)
         started = time.perf_counter()
         session.infer(inputs)
         times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
+    return times
 
 
 def _interval(pool: ThreadPoolExecutor, crew: Sequence[Session], inputs: Mapping[str, Array], runs: int) -> float:
@@ -124,7 +136,8 @@ def _interval(pool: ThreadPoolExecutor, crew: Sequence[Session], inputs: Mapping
         for _ in range(runs):
             session.infer(inputs)
 
-    list(pool.map(lambda session: session.infer(inputs), crew))  # warm
+    if runs > 1:
+        list(pool.map(lambda session: session.infer(inputs), crew))  # warm
     started = time.perf_counter()
     list(pool.map(work, crew))
     return (time.perf_counter() - started) / (runs * len(crew))

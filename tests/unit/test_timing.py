@@ -117,6 +117,35 @@ def test_block_excludes_the_first_inference() -> None:
     assert timing.block(Cold(), INPUTS, 3) < 0.01
 
 
+class Counted(Single):
+    """A session that takes `seconds` and counts its inferences. The first takes ten times as long."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self.count = seconds, 0
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        time.sleep(self._seconds * (1 if self.count else 10))
+        self.count += 1
+        return {}
+
+
+def test_measure_asks_a_slow_model_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "_BLOCK_SECONDS", 0.01)
+    engine, reference = Counted(0.02), Counted(0.02)
+    found = measure(lambda form: engine, [ONE_INSTANCE], reference, INPUTS, lambda session: True, seconds=0.0)
+    assert (engine.count, reference.count) == (2 + 3 * 2, 2 + 3)
+    assert found.speeds[0].latency_ms < 100, "the first inference is not timed"
+
+
+def test_measure_times_the_reference_once_if_it_is_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "_BLOCK_SECONDS", 0.01)
+    reference = Counted(0.02)
+    found = measure(lambda form: reference, [ONE_INSTANCE], reference, INPUTS, lambda session: True, seconds=0.0)
+    assert reference.count == 2 + 3 * 2
+    assert found.speeds[0].latency_ms == found.speeds[0].reference_ms
+    assert found.blocks.engine == found.blocks.reference
+
+
 def test_fastest_form_depends_on_the_demand() -> None:
     one, two = Speed(1, 0, 5.0, 5.0, 10.0), Speed(2, 1, 8.0, 4.0, 10.0)
     assert min((one, two), key=lambda speed: speed.cost(is_busy=False)) == one
