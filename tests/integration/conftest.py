@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +11,8 @@ import pytest
 
 from edged.shapes import MODEL_PATH
 from tests.integration import onnx_files
-from tests.integration.daemon import Daemon
+from tests.integration.daemon import Daemon, learn_all
+from tests.integration.detector_cache import DetectorCache
 from tests.waiting import play
 
 
@@ -20,20 +21,21 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return play(pyfuncitem, 300.0)
 
 
-@pytest.fixture(scope="session")
-def built() -> Iterator[Path]:
-    """A cache with every engine of the embedded detector, to be copied: building takes longest."""
-    with Daemon("--model", f"shapes={MODEL_PATH}") as daemon:
-        daemon.settled("shapes")
-        daemon.stop()
-        yield daemon.cache
+@pytest.fixture(scope="session", autouse=True)
+def known(tmp_path_factory: pytest.TempPathFactory) -> DetectorCache:
+    """Caches for daemons with the embedded detector, shared by all workers of a run. The environment variable
+    DETECTOR_CACHE names a folder that several runs of the same code share."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    Daemon.known = DetectorCache(Path(os.environ.get("DETECTOR_CACHE") or shared / "detector"))
+    return Daemon.known
 
 
 @pytest.fixture
-def stored(built: Path) -> Daemon:
+def stored(known: DetectorCache) -> Daemon:
     """A daemon, not yet started, that has every engine of the embedded detector in its store."""
     daemon = Daemon("--model", f"shapes={MODEL_PATH}")
-    shutil.copytree(built, daemon.cache)
+    known.copy("built", learn_all, daemon.cache)
     return daemon
 
 

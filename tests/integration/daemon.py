@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +20,8 @@ from edged.api.auth.policy import parse_roles
 from edged.api.auth.tokens import TokenFile, make
 from edged.engines.views import EXACT, LEAST_GAIN
 from edged.errors import NotFound
+from edged.shapes import MODEL_PATH
+from tests.integration.detector_cache import DetectorCache
 from tests.waiting import is_job_server
 from tests.waiting import is_running as is_running
 
@@ -44,6 +46,8 @@ def wait_for(what: str, probe: Callable[[], T], seconds: float = 60.0) -> T:
 class Daemon:
     """`edged serve` in its own folders. Use it in a `with`; it may be started again after it was stopped or killed."""
 
+    known: DetectorCache | None = None  # what daemons before have learned about the embedded detector
+
     def __init__(
         self,
         *arguments: str,
@@ -54,11 +58,13 @@ class Daemon:
         config: str = "",
         listen: Sequence[str] = ("unix:HOME/edged.sock", "localhost:0"),
         endpoints: int = 0,
+        is_fresh: bool = False,
     ) -> None:
         """`builds`: whether the daemon builds engines by itself; many tests do not need them, and builds slow down all
-        tests. `folder` is the working directory; together with the `python` of another checkout, that checkout's code
-        runs. `config` is the text of a configuration file, `listen` has the addresses of gRPC; HOME in them stands for
-        the daemon's folder. `endpoints` is the number of further addresses that the daemon prints."""
+        tests. A daemon that does not build knows the embedded detector from other daemons, unless `is_fresh`. `folder`
+        is the working directory; together with the `python` of another checkout, that checkout's code runs. `config` is
+        the text of a configuration file, `listen` has the addresses of gRPC; HOME in them stands for the daemon's
+        folder. `endpoints` is the number of further addresses that the daemon prints."""
         # Not pytest's tmp_path: a socket's path must stay below 108 bytes.
         self.home = Path(tempfile.mkdtemp(prefix="edt-"))
         self.state, self.cache = self.home / "state", self.home / "cache"
@@ -74,16 +80,19 @@ class Daemon:
         self._endpoints = endpoints
         self._environment = {**(os.environ if environment is None else environment)}
         self._environment["XDG_CONFIG_HOME"] = str(self.home)  # not the configuration of the user who runs the tests
-        self._builds = builds
+        self._builds, self._is_fresh = builds, is_fresh
         # Operators use the socket; tests of the protocols need every role over TCP as well.
         self._environment.setdefault("EDGED_ACCESS_LOOPBACK", "infer,read,operate")
         if not builds:
             self._environment["EDGED_ENGINES_BUILD"] = "command"
+        self._config_text = config
         self._process: subprocess.Popen[str] | None = None
         self.addresses: list[str] = []
         self.killed = 0  # process id of the last killed process
 
     def start(self) -> Self:
+        if self.known is not None and not (self._builds or self._is_fresh or self.cache.exists()) and self._has_it():
+            self.known.copy("reference", learn_reference, self.cache)
         command = self.command("serve", "--state", str(self.state), "--cache", str(self.cache))
         command += [*self._listen, *self._arguments]
         with self.log.open("a") as log:
@@ -97,6 +106,12 @@ class Daemon:
             raise AssertionError(self.log.read_text())
         self.addresses = [line.split()[-1] for line in lines]
         return self
+
+    def _has_it(self) -> bool:
+        """Whether the daemon has the embedded detector from the start."""
+        size = MODEL_PATH.stat().st_size
+        given = any(str(MODEL_PATH) in text for text in (*self._arguments, self._config_text))
+        return given or any(file.stat().st_size == size for file in self.models.rglob("*.onnx"))
 
     def command(self, *arguments: str) -> list[str]:
         """Return a command line of the same edged."""
@@ -259,3 +274,22 @@ def _children(pid: int) -> dict[int, str]:
                 line = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 found[int(stat.parent.name)] = line
     return found
+
+
+@contextlib.contextmanager
+def learn_reference() -> Iterator[Path]:
+    """Make the cache of a daemon that has examined the embedded detector, and verified and timed its reference."""
+    with Daemon("--model", f"shapes={MODEL_PATH}", builds=False, is_fresh=True) as daemon:
+        with daemon.client() as client:
+            wait_for("the reference is verified", lambda: any(each.created_unix_s for each in client.engines()), 180)
+        daemon.stop()
+        yield daemon.cache
+
+
+@contextlib.contextmanager
+def learn_all() -> Iterator[Path]:
+    """Make the cache of a daemon that has built every engine of the embedded detector."""
+    with Daemon("--model", f"shapes={MODEL_PATH}") as daemon:
+        daemon.settled("shapes")
+        daemon.stop()
+        yield daemon.cache

@@ -15,7 +15,8 @@ from edged.shapes.scene import Scene
 from edged.store import sealed
 from edged.store.record import EngineRecord, Speed
 from tests.integration import onnx_files
-from tests.integration.daemon import Daemon, wait_for
+from tests.integration.daemon import Daemon, learn_all, wait_for
+from tests.integration.detector_cache import DetectorCache
 
 _PICTURE = Scene(3).frame(0)[0]
 
@@ -27,7 +28,7 @@ def flip(path: Path, chance: random.Random) -> None:
 
 
 @pytest.mark.long
-def test_start_with_a_flipped_bit_in_every_state_file_serves_the_same_answers(built: Path) -> None:
+def test_start_with_a_flipped_bit_in_every_state_file_serves_the_same_answers(known: DetectorCache) -> None:
     daemon, chance = Daemon("--model", f"shapes={MODEL_PATH}", builds=False), random.Random(7)
     with daemon:
         daemon.ready("shapes")
@@ -35,7 +36,7 @@ def test_start_with_a_flipped_bit_in_every_state_file_serves_the_same_answers(bu
             right = client.infer("shapes", _PICTURE).detections
         for _ in range(2):
             daemon.stop()
-            shutil.copytree(built, daemon.cache, dirs_exist_ok=True)
+            known.copy("built", learn_all, daemon.cache)
             files = [path for path in daemon.cache.rglob("*") if path.is_file() and path.stat().st_size]
             kinds = {"inspections", "admissions", "runtimes", "golden"}
             assert kinds <= {path.parent.name for path in files}

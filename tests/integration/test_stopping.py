@@ -64,7 +64,7 @@ def test_stop_with_a_hung_host_a_mute_client_and_a_build_is_in_time(config: Path
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_job_server_ends_with_its_daemon(killed: bool) -> None:
-    with Daemon("--model", f"shapes={MODEL_PATH}", builds=False) as daemon:
+    with Daemon("--model", f"shapes={MODEL_PATH}", builds=False, is_fresh=True) as daemon:
         daemon.ready("shapes")
         server = job_server(daemon.pid)
         assert server is not None
@@ -74,7 +74,7 @@ def test_job_server_ends_with_its_daemon(killed: bool) -> None:
 
 
 def test_killed_job_server_costs_no_model_and_is_started_again() -> None:
-    with Daemon("--model", f"shapes={MODEL_PATH}", builds=False) as daemon:
+    with Daemon("--model", f"shapes={MODEL_PATH}", builds=False, is_fresh=True) as daemon:
         daemon.ready("shapes")
         for name in ("one", "two"):
             server = job_server(daemon.pid)

@@ -33,6 +33,8 @@ class Box:
 
     def __init__(self, sysroot: Sysroot, cache: Path, processor: str, tree: Path) -> None:
         self._cache, self._root, self._tree = cache, sysroot.root, tree
+        self._known = tree.with_name("known")  # what daemons learn about the embedded detector, for all parts
+        self._known.mkdir()
         self._target = wheels.Target("the emulated box", sysroot.python, _glibc(sysroot.root))
         environment = {
             "HOME": "/tmp",
@@ -88,9 +90,10 @@ class Box:
                 inside.REPORT: f"/work/report/{report.name}",
                 inside.PATIENCE: str(manner.patience),
                 inside.NAMED: str(int(manner.named)),
+                "DETECTOR_CACHE": "/work/known",
             },
             copies={"/work/tree": self._tree},
-            binds={"/work/report": report.parent},
+            binds={"/work/report": report.parent, "/work/known": self._known},
             folder="/work/tree",
         )
         command = [_PYTHON, "-m", "pytest", "-p", inside.__name__, "--tb=short", "-m", "not long"]

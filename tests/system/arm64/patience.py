@@ -8,6 +8,7 @@ import importlib
 import inspect
 import os
 import queue
+import re
 import subprocess
 import threading
 import time
@@ -25,6 +26,7 @@ from edged.engines import child
 _MODULES = ("tests.waiting", "tests.integration.daemon", "tests.integration.shape_world", "tests.unit.http_world")
 _GRPC_CALLS = tuple(f"_{kind}MultiCallable" for kind in ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream"))
 _ADMISSION_SECONDS = 18.0  # the daemon's default limit of the examination of a model
+_MAX_FPS = re.compile(r"^(max_fps *= *)([\d.]+)$", re.MULTILINE)
 _BOUND = 10.0  # seconds; a shorter timeout of a call or child is itself under test
 
 
@@ -35,7 +37,9 @@ def lengthen_waits(factor: float) -> None:
         for function in _waiting(module):
             setattr(module, function.__name__, _longer(function, "seconds", factor))
     _admit_longer(factor)
-    _ask_less_often(importlib.import_module("tests.integration.daemon"), factor)
+    daemon = importlib.import_module("tests.integration.daemon")
+    _ask_less_often(daemon, factor)
+    _send_less_often(daemon.Daemon, factor)
     for name in ("communicate", "wait"):
         setattr(subprocess.Popen, name, _longer(getattr(subprocess.Popen, name), "timeout", factor))
     waits: tuple[tuple[Any, str], ...] = ((threading.Thread, "join"), (threading.Event, "wait"), (queue.Queue, "get"))
@@ -66,6 +70,19 @@ def _admit_longer(factor: float) -> None:
 def _ask_less_often(module: Any, factor: float) -> None:
     """Poll a daemon less often: each call costs it milliseconds here, which would be a fifth of its time."""
     module.time = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: time.sleep(seconds * factor)})
+
+
+def _send_less_often(daemon: Any, factor: float) -> None:
+    """Give configured cameras fewer frames. An answer takes a second here, so their frames would use all the time."""
+    original = daemon.__init__
+
+    @functools.wraps(original)
+    def configure(self: Any, *args: Any, config: str = "", **kwargs: Any) -> None:
+        original(
+            self, *args, config=_MAX_FPS.sub(lambda found: f"{found[1]}{float(found[2]) / factor:g}", config), **kwargs
+        )
+
+    daemon.__init__ = configure
 
 
 def lengthen_limit(item: pytest.Item, factor: float) -> None:

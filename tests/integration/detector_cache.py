@@ -1,0 +1,38 @@
+"""What a daemon learns about the embedded detector, made once and copied for the daemons of other tests.
+
+Examining, verifying and timing a model takes most of a daemon's first seconds. Few tests are about it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+
+class DetectorCache:
+    """Cache folders of daemons that have the embedded detector. `folder` may be shared with other processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def copy(self, kind: str, make: Callable[[], AbstractContextManager[Path]], target: Path) -> None:
+        """Copy the cache of a kind to `target`. If it does not exist yet, it is made: `make` yields its folder."""
+        made = self._folder / kind
+        with self._alone():
+            if not made.exists():
+                stage = made.with_name(f"{kind}.new")
+                shutil.rmtree(stage, ignore_errors=True)
+                with make() as cache:
+                    shutil.copytree(cache, stage)
+                stage.rename(made)
+        shutil.copytree(made, target, dirs_exist_ok=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
