@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.arm64 import Unavailable, __main__, left_out
+from tests.system.arm64.earlier import Earlier, digest_of
 from tests.system.arm64.machine import TIMED_OUT, Machine, Running
 from tests.system.arm64.suites import SUITES, Manner, Outcome, Part, parts, summary
 from tests.system.arm64.turns import take
@@ -177,3 +178,29 @@ def _wheel(folder: Path, *requirements: str) -> Path:
         lines += [f"Requires-Dist: {requirement}" for requirement in requirements]
         archive.writestr("edged-1.0.dist-info/METADATA", "\n".join(lines) + "\n")
     return path
+
+
+def test_continued_run_leaves_out_what_an_interrupted_run_passed(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen, manner = [Part("unit", (script,)) for script in (_reports(passed=1), "exit 1")], Manner(1, 1.0, 60.0)
+    first = take(FakeBox(machine), chosen, manner, Earlier(tmp_path / "passed", "code", is_continued=False))
+    capsys.readouterr()
+    again = take(FakeBox(machine), chosen, manner, Earlier(tmp_path / "passed", "code", is_continued=True))
+    assert [each.is_good for each in again] == [True, False]
+    assert again[0] == first[0]
+    assert "   1/2" in capsys.readouterr().out
+    assert Earlier(tmp_path / "passed", "other code", is_continued=True).outcomes() == {}
+    assert Earlier(tmp_path / "passed", "code", is_continued=False).outcomes() == {}
+
+
+def test_digest_changes_with_names_and_contents(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_text("x")
+    before = digest_of([], [tmp_path])
+    assert digest_of([], [tmp_path]) == before != digest_of(["word"], [tmp_path])
+    file.write_text("y")
+    assert digest_of([], [tmp_path]) != before
+    file.write_text("x")
+    file.rename(tmp_path / "b")
+    assert digest_of([], [tmp_path]) != before

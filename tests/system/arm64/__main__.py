@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.system.arm64 import Unavailable, resolution, suites, sysroot, turns
 from tests.system.arm64.box import Box
+from tests.system.arm64.earlier import Earlier
 
 UNAVAILABLE = 77  # means "not run here" to test harnesses
 
@@ -24,6 +25,7 @@ _EPILOGUE = """environment:
   ARM64_RELEASE   the release of Debian whose Python runs (bookworm)
   ARM64_PATIENCE  how many times longer than usual a test may take (10)
   ARM64_JOBS      parts of the suites to run at a time (one per processor and 4 GiB)
+  ARM64_CONTINUE  1: leave out the parts that an interrupted run of the same code has passed
   ARM64_LIMIT     time limit for all suites, in seconds (14400)
   QEMU_CPU        the emulated processor (cortex-a76, as good as an Orin's)
 
@@ -84,7 +86,11 @@ def _test(arguments: argparse.Namespace) -> int:
         box.install()
         print(f"{sysroot.version_of(system.emulator)}, as {processor}", flush=True)
         box.tell()
-        outcomes = turns.take(box, suites.parts(arguments.suite or list(suites.SUITES), arguments.tests), manner)
+        earlier = None
+        if not arguments.tests:
+            earlier = Earlier(cache / "passed", box.digest(), is_continued=bool(setting("ARM64_CONTINUE")))
+        chosen = suites.parts(arguments.suite or list(suites.SUITES), arguments.tests)
+        outcomes = turns.take(box, chosen, manner, earlier)
     print("\non aarch64:", *suites.summary(outcomes), sep="\n")
     print(f"all: {time.monotonic() - start:.0f} s, {manner.jobs} at a time")
     return int(not all(outcome.is_good for outcome in outcomes))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.system.arm64 import Unavailable, inside, wheels
+from tests.system.arm64.earlier import digest_of
 from tests.system.arm64.machine import Machine, Running
 from tests.system.arm64.suites import Manner
 from tests.system.arm64.sysroot import Sysroot
@@ -74,6 +75,11 @@ class Box:
         writing = replace(self._machine, writable=(_HOME, library))
         # Some packages have files for other Python versions, which do not compile. Emulated imports compile slowly.
         writing.run([python, "-m", "compileall", "-qq", "-j2", library, _HOME], _PREPARING)
+
+    def digest(self) -> str:
+        """Return a digest of all code on the machine, and of the emulated processor."""
+        words = [(self._root / _HOME.strip("/") / "stamp").read_text(), repr(self._machine)]
+        return digest_of(words, [self._tree, self._cache / "edged"])
 
     def tell(self) -> None:
         """Print the machine and its versions."""

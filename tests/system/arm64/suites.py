@@ -24,7 +24,7 @@ SUITES = {
     "system": Suite(
         ("tests/system/test_command_line.py",), 1
     ),  # without the demo: its timings mean nothing on an emulator
-    "unit": Suite(("tests/unit/test_shapes_model.py", "tests/unit/test_*.py"), 10),
+    "unit": Suite(("tests/unit/test_shapes_model.py", "tests/unit/test_*.py"), 20),
 }
 _KINDS = ("passed", "failed", "skipped", "left out")
 _NOTHING_COLLECTED = 5  # pytest's exit status

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from tests.system.arm64.earlier import Earlier
 from tests.system.arm64.machine import TIMED_OUT, Running
 from tests.system.arm64.suites import Manner, Outcome, Part
 
@@ -43,10 +44,14 @@ class _Turn:
         return Outcome(self._part, status, seconds, self.running.processor_seconds, **reported)
 
 
-def take(box: Tester, parts: Sequence[Part], manner: Manner) -> list[Outcome]:
-    """Run all parts; return their outcomes. At the time limit, running parts are killed; these and all parts not yet
-    started count as failed."""
-    waiting, running, outcomes = deque(parts), set[_Turn](), list[Outcome]()
+def take(box: Tester, parts: Sequence[Part], manner: Manner, earlier: Earlier | None = None) -> list[Outcome]:
+    """Run all parts except those that an earlier run of the same code has passed; return the outcomes of all. At the
+    time limit, running parts are killed; these and all parts not yet started count as failed."""
+    passed = earlier.outcomes() if earlier is not None else {}
+    outcomes = [passed[part] for part in parts if part in passed]
+    for number, outcome in enumerate(outcomes, 1):
+        print(f"{number}/{len(parts)}".rjust(6), outcome, "in an earlier run", flush=True)
+    waiting, running = deque(part for part in parts if part not in passed), set[_Turn]()
     end = time.monotonic() + manner.seconds
     with tempfile.TemporaryDirectory(prefix="edged-arm64-") as scratch:
         try:
@@ -56,6 +61,8 @@ def take(box: Tester, parts: Sequence[Part], manner: Manner) -> list[Outcome]:
                 ended, _, _ = select.select(list(running), [], [], max(0.0, end - time.monotonic()))
                 for turn in ended or list(running):
                     outcomes.append(turn.outcome())
+                    if earlier is not None:
+                        earlier.add(outcomes[-1])
                     running.remove(turn)
                     _tell(f"{len(outcomes)}/{len(parts)}", outcomes[-1], turn.printed(), bool(manner.options))
         finally:
