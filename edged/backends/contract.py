@@ -110,9 +110,9 @@ class Order(msgspec.Struct, frozen=True):
     """A request to build or open an engine of a model. `artefact` is None before the engine is built, and always for a
     reference engine.
 
-    Some builders use two more fields. `capability` is the compute capability to build for, such as "8.6"; empty for the
-    device's own. `timings` is the path of a file that keeps kernel timings of this device between builds; the file need
-    not exist.
+    TensorRT uses two more fields. `capability` is the CUDA compute capability to build for, such as "8.6"; empty for
+    the device's own. `timings` is the path of a file that keeps kernel timings of this device between builds; the file
+    need not exist.
     """
 
     model: str  # path of the ONNX file
@@ -237,7 +237,7 @@ class Backend(Protocol):
     name: str
     # Precisions for which `build` needs a converted graph (`jobs/precision.py`); the backend itself converts to all
     # other precisions.
-    in_graph: frozenset[str]
+    converted_in_graph: frozenset[str]
 
     def version(self) -> str:
         """Return the version of the runtime that this process has loaded, in the form of the package's version."""
@@ -257,7 +257,9 @@ class Backend(Protocol):
         if the engine cannot be opened for another reason."""
 
     def check(self, model: Path) -> None:
-        """Raise EngineUnusable, with the reason, if the runtime does not accept the model."""
+        """Raise EngineUnusable, with the reason, if the runtime does not accept the model. It must be quick: it is
+        called dozens of times with models of one node, to find out which opsets the runtime has (`jobs/runtimes.py`).
+        """
 
     def operators(self) -> Operators | None:
         """Return the operators that the runtime has; None if it does not report them."""

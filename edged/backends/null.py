@@ -58,7 +58,7 @@ class _NullSession:
 
 class _Null:
     name = "null"
-    in_graph: frozenset[str] = frozenset()
+    converted_in_graph: frozenset[str] = frozenset()
 
     def version(self) -> str:
         return __version__

@@ -53,7 +53,7 @@ _MEMORY = re.compile(
 
 class _OnnxRuntime:
     name = "onnxruntime"
-    in_graph = frozenset({"fp16", "int8"})
+    converted_in_graph = frozenset({"fp16", "int8"})
 
     def version(self) -> str:
         return runtime.version()
@@ -123,7 +123,7 @@ def _composition(placed: Placement, precision: str, saved: Path, graphs: Callabl
     """Return the composition of an engine. The saved graph is read only for what the runtime does not report: the
     precision of layers, and before ONNX Runtime 1.24 the operators."""
     is_named = all(node.operator for node in placed)
-    if is_named and precision not in _OnnxRuntime.in_graph:
+    if is_named and precision not in _OnnxRuntime.converted_in_graph:
         return Composition(nodes=placement.counts(placed))
     try:
         graph = graphs().read(saved)

@@ -101,7 +101,7 @@ class _OvSession:
 
 class _OpenVino:
     name = "openvino"
-    in_graph = frozenset({"int8"})
+    converted_in_graph = frozenset({"int8"})
 
     def version(self) -> str:
         return str(ov.__version__).partition("-")[0]  # without the build number and branch that follow

@@ -13,13 +13,13 @@ from edged.errors import Unsupported
 class _Entry(NamedTuple):
     """A known backend. `module` exports it as `BACKEND`. `versions` and `needs` are names of facts about the box, such
     as "runtime.openvino". The first fact of `versions` that exists is the runtime's version; all facts of `needs` must
-    exist, too. Both are empty if the backend has no runtime. `device` is the prefix of a fact that must exist, such as
-    "gpu."; empty if the backend runs on any box."""
+    exist, too. Both are empty if the backend has no runtime. `device_facts` is the prefix of a fact that must exist,
+    such as "gpu." for NVIDIA's GPUs; empty if the backend runs on any box."""
 
     module: str
     versions: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    device: str = ""
+    device_facts: str = ""
 
 
 _BACKENDS: dict[str, _Entry] = {
@@ -31,7 +31,8 @@ _BACKENDS: dict[str, _Entry] = {
     "null": _Entry("edged.backends.null"),
 }
 NAMES = tuple(_BACKENDS)
-# Backends that build by timing kernels on the device: builds take minutes, must run alone, and need ranges of shapes.
+# Backends that build by timing kernels on the device: builds take minutes, must run alone, need ranges of shapes, and
+# have TensorRT's options.
 TIMING_KERNELS = frozenset({"tensorrt", "tensorrt_rtx"})
 # Names of the runtimes for people.
 TITLES = {
@@ -60,7 +61,9 @@ def load(name: str) -> Backend:
 def usable(facts: Mapping[str, str]) -> tuple[str, ...]:
     """Return the backends whose runtime and device exist according to the facts. Nothing is imported. `null` is never
     included."""
-    return tuple(name for name in installed(facts) if any(fact.startswith(_BACKENDS[name].device) for fact in facts))
+    return tuple(
+        name for name in installed(facts) if any(fact.startswith(_BACKENDS[name].device_facts) for fact in facts)
+    )
 
 
 def installed(facts: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The daemon's configuration: typed, frozen, from one TOML file, the environment and the command line.
+"""The daemon's configuration: typed, frozen, from one TOML file, the environment and a few options of `edged serve`.
 
 `schema` describes every key, and other modules use this description. `keys` lists the tables and their keys. `checking`
 finds mistakes. `reading` determines the values in force, and where each value was set. `template` writes the commented

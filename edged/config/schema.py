@@ -1,9 +1,9 @@
 """Every key of the configuration: name, type, range, default, meaning, and what a reload does with it.
 
-All else is derived from this module: the commented file, the reference in docs/configuration.md, the names of
-environment variables, error messages, and what a reload changes. The `Meta` of a field gives its meaning and unit; the
-docstring of a table is its description. A key with an empty default has an example. Keys come before tables, as in
-TOML. A field annotated with a `Reload` changes as a whole, with all keys in it.
+All else but the few options of `edged serve` is derived from this module: the commented file, the reference in
+docs/configuration.md, the names of environment variables, error messages, and what a reload changes. The `Meta` of a
+field gives its meaning and unit; the docstring of a table is its description. A key with an empty default has an
+example. Keys come before tables, as in TOML. A field annotated with a `Reload` changes as a whole, with all keys in it.
 """
 
 from __future__ import annotations

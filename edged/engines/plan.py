@@ -183,12 +183,12 @@ class PlannedModel:
         """Make the slots refuse requests if no engine can answer them, and accept requests otherwise."""
         refusal = self.refusal
         for slot in (self.slot, self.fallback):
-            slot.hold(refusal)
+            slot.set_refusal(refusal)
 
     def refuse_fallback(self, why: str) -> None:
         """Refuse the requests that wait for the fallback slot. Later requests may wait for it again."""
         self.fallback.refuse(NotReady(f"model {self.entry.name!r}: {why}"))
-        self.fallback.hold(None)
+        self.fallback.set_refusal(None)
 
     def fits(self) -> bool:
         """Whether the serving engine is of the current model and settings. False while an engine of the previous model

@@ -39,7 +39,7 @@ from edged.ipc.arena import Arena
 from edged.models.model import Model
 from edged.models.triton_check import made_up_inputs
 from edged.models.triton_config import WARMUP_FOLDER, Warmup, WarmupInput
-from edged.serving.batch import stage
+from edged.serving.batch import copy_in
 from edged.serving.link import HostLink
 from edged.serving.work import InputTensor, TensorWork, Work
 from edged.store.record import Verdict
@@ -63,7 +63,7 @@ async def probe_session(inputs: tuple[InputTensor, ...], link: HostLink, session
     def refuse(_: Work, error: EdgedError) -> None:
         refused.append(error)
 
-    batch = stage([TensorWork(inputs, None)], link, refuse)
+    batch = copy_in([TensorWork(inputs, None)], link, refuse)
     if batch is None:
         raise refused[0]
     try:

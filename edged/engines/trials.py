@@ -221,7 +221,7 @@ def _size_mb(path: Path) -> float:
         return 0.0
 
 
-_FORMAT = 8  # of these files and of the checks in the stages; raise it if either changes
+_FORMAT = 8  # of these files and of the checks in `edged.jobs.trial`; raise it if either changes
 _MOST = 1000  # outcomes; the oldest belong to models that were refused and removed
 
 

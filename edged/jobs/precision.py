@@ -59,7 +59,7 @@ def convert_order(job: jobs.Build, folder: Path, report: Report = lambda progres
         way = Way(order.recipe.options == INT8_ASYMMETRIC, comparison, job.repair_s, notify, until, levels)
         if levels == SEVEN_BITS:
             notes.append("weights have 7 bits, because sums of 8-bit products overflow on a processor without VNNI")
-    precision = cast(Precision, order.recipe.precision)  # no backend has other precisions in `in_graph`
+    precision = cast(Precision, order.recipe.precision)  # no backend has other precisions in `converted_in_graph`
     made = convert(Path(order.model), precision, folder / _GRAPH, inputs, way)
     if made.path != order.model:
         external = tuple(path.name for path in sorted(folder.iterdir()) if path.name != _GRAPH)

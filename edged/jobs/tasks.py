@@ -135,7 +135,7 @@ def _on_model(
 def _build(job: jobs.Build, report: Report) -> jobs.Built:
     started = time.monotonic()
     backend, out = _load(job), Path(job.out)
-    if job.order.recipe.precision in backend.in_graph:
+    if job.order.recipe.precision in backend.converted_in_graph:
         # The folder is inside the stage, so that both are removed if this process is killed.
         with tempfile.TemporaryDirectory(prefix=".graph-", dir=out) as folder:
             report(jobs.Progress("converting"))

@@ -181,8 +181,8 @@ ALARMS_RAISED = _counter("edged_alarms_raised_total", "Alarms that were raised."
 BUSY = _gauge("edged_device_cpu_busy_ratio", "Share of the processors in use.")
 POWER_MODE = _gauge("edged_device_power_mode_info", "1, with the power mode of the box when it was last read.", "mode")
 TEMPERATURE = _gauge("edged_device_temperature_celsius", "Temperature, by thermal zone of the kernel.", "zone")
-CLOCK = _gauge("edged_device_cpu_frequency_hertz", "Clock frequency, by processor.", "cpu")
-CLOCK_MOST = _gauge(
+CPU_FREQUENCY = _gauge("edged_device_cpu_frequency_hertz", "Clock frequency, by processor.", "cpu")
+CPU_FREQUENCY_MOST = _gauge(
     "edged_device_cpu_frequency_max_hertz", "Highest clock frequency that the box allows, by processor.", "cpu"
 )
 

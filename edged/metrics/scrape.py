@@ -356,9 +356,9 @@ def device(samples: Samples, busy: float, power_mode: str, readings: Readings) -
     for zone, celsius in readings.temperatures.items():
         samples.put(names.TEMPERATURE, celsius, zone)
     for cpu, hertz in readings.clocks.items():
-        samples.put(names.CLOCK, hertz, cpu)
+        samples.put(names.CPU_FREQUENCY, hertz, cpu)
     for cpu, hertz in readings.highest.items():
-        samples.put(names.CLOCK_MOST, hertz, cpu)
+        samples.put(names.CPU_FREQUENCY_MOST, hertz, cpu)
 
 
 def process(samples: Samples) -> None:

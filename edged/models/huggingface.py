@@ -25,7 +25,7 @@ from edged.vision.preprocess import MAX_SIDE
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 _COMBINED = "processor_config.json"  # since 5.0, transformers writes this instead of PROCESSOR for models with text
 # model_type -> family
-FAMILIES = {
+FAMILY_OF_MODEL_TYPE = {
     **dict.fromkeys(("detr", "yolos", "table-transformer"), "detr"),
     **dict.fromkeys(("conditional_detr", "deformable_detr", "dab-detr", "rf_detr"), "deformable-detr"),
     **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine"), "rtdetr-transformers"),
@@ -143,8 +143,8 @@ def read_settings(file: Path) -> dict[str, str]:
         return _of_map_model(config, processor)
     if config.model_type in ENCODERS:
         return {"family": ENCODERS[config.model_type], **_pixels(processor), **_fit(processor)}
-    if config.model_type in FAMILIES:
-        family = FAMILIES[config.model_type]
+    if config.model_type in FAMILY_OF_MODEL_TYPE:
+        family = FAMILY_OF_MODEL_TYPE[config.model_type]
         names = {} if family in _PROMPTED else _names(config.id2label)
         # The logits of Grounding DINO are minus infinity beyond the last token.
         unchecked = {limits.FINITE: "ignore"} if family == "grounding-dino" else {}

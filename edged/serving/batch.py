@@ -91,7 +91,7 @@ class Batch:
             self._link.abandon(self.future)
 
 
-def stage(chosen: Sequence[Work], link: HostLink, refuse: Refuse) -> Batch | None:
+def copy_in(chosen: Sequence[Work], link: HostLink, refuse: Refuse) -> Batch | None:
     """Copy the bytes of the chosen work into the arena and return the batch, or None if all work was refused. Call
     `refuse` for work that does not fit or cannot be read. Refused work leaves nothing in the arena."""
     spans: list[Span] = []
@@ -175,7 +175,7 @@ def _release(arena: Arena, spans: list[Span]) -> None:
     spans.clear()
 
 
-def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list[Answered | EdgedError]:
+def read_reply(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list[Answered | EdgedError]:
     """Return the result of each frame or request of a batch. Results are copies, because the span is reused. Names of
     embeddings in the reply are dropped, because only the daemon assigns names.
 

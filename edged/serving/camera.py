@@ -152,7 +152,7 @@ class CameraRecord:
         self.failed += 1
         self.last_error, self.last_error_unix_s = message[:_LONGEST_ERROR], unix_s
 
-    def doubt_clock(self, age: float, unix_s: float) -> None:
+    def note_old_frame(self, age: float, unix_s: float) -> None:
         """Set `last_error` to the message that a frame was `age` seconds old on arrival. The operator then sees why
         frames are skipped."""
         self.last_error = f"a frame was too old on arrival, {age:.4g} s after its capture; check the camera's clock"

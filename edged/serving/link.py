@@ -186,7 +186,7 @@ class HostLink:
         self._progress = Progress(times.progress)
         self._sent = self._received = 0  # messages
         self._is_garbled = False  # the host sent an invalid message; further messages are ignored
-        self._is_over = False  # the host is lost, and all waiting requests have failed
+        self._has_failed_all = False  # the host is lost, and all waiting requests have failed
         self._limits, self._on_lost = limits, on_lost
         self._loop = asyncio.get_running_loop()
         self.arena = Arena(limits.arena_mb << 20)
@@ -321,7 +321,7 @@ class HostLink:
             self._loop.call_later(self._times.ending, self._end)
 
     def _end(self) -> None:
-        if not self._is_over:
+        if not self._has_failed_all:
             self.kill("no longer answers")
 
     def _most_bulk(self) -> int:
@@ -340,7 +340,7 @@ class HostLink:
             self._take(self._decoder.decode(data), bulk)
         except Exception as error:
             self._is_garbled = True
-            if not self._is_over:
+            if not self._has_failed_all:
                 tasks.failed("reading a host's answer", error)
                 self.kill("sent an invalid message")
 
@@ -459,9 +459,9 @@ class HostLink:
         self._lose(why, end=host.end)
 
     def _lose(self, why: str, suspects: Collection[int] | None = None, end: End = End.WORK) -> None:
-        if self._is_over:
+        if self._has_failed_all:
             return
-        self._is_over = True
+        self._has_failed_all = True
         if self._socket is not None:
             self._socket.drain()  # answers that the host sent before it ended are still valid
         suspected = [

@@ -116,7 +116,7 @@ class ServingSession:
         self.parallelism = parallelism
         self.most_in_flight = parallelism.instances + 1  # batches: one is prepared or sent while the others run
         self.in_flight = 0
-        self.is_on_trial = False  # the batch in flight may have killed an earlier host
+        self.runs_suspect = False  # the batch in flight may have killed an earlier host
         self.batching, self.rows = engine.batching, engine.rows
         self.latency = LatencyWindow()
         self.health = SessionHealth()

@@ -31,7 +31,7 @@ from edged.errors import (
 )
 from edged.ipc import messages as m
 from edged.ipc.finite import Finiteness
-from edged.serving.batch import Batch, answers, reply_bytes, stage, times_of
+from edged.serving.batch import Batch, copy_in, read_reply, reply_bytes, times_of
 from edged.serving.galleries import Galleries, embeddings_of, named
 from edged.serving.link import HostLink, Reply
 from edged.serving.schedule import Batching, Schedule, Share, TensorBatching
@@ -139,7 +139,7 @@ class Slot:
         """Refuse future work with `error`; waiting work is still answered."""
         self._refusal = error
 
-    def hold(self, refusal: EdgedError | None) -> None:
+    def set_refusal(self, refusal: EdgedError | None) -> None:
         """Refuse work with the error `refusal` while no engine serves; None lets work wait for an engine.
         Idempotent."""
         if refusal is None:
@@ -188,7 +188,7 @@ class Slot:
                     raise NotReady(outside(engine))
                 self.fallback.push(work)
             except EdgedError as error:
-                self._fail(work, error)
+                self._retry_or_fail(work, error)
         return taken
 
     def _pump(self) -> None:
@@ -219,7 +219,7 @@ class Slot:
         other work is lost if the suspected work kills this host too."""
         again = self._schedule.first_again
         most = 1 if again is not None and again.is_suspect else session.most_in_flight
-        return session.in_flight < most and not session.is_on_trial and not session.link.lost
+        return session.in_flight < most and not session.runs_suspect and not session.link.lost
 
     def _dispatch(self, session: ServingSession, chosen: Sequence[Work]) -> bool:
         """Send work, and return whether more may fit. Work that does not fit in the arena is retried if other work in
@@ -230,16 +230,16 @@ class Slot:
             if isinstance(error, Overloaded):
                 crowded.append((work, error.with_traceback(None)))
             else:
-                self._fail(work, error)
+                self._retry_or_fail(work, error)
 
-        batch = stage(chosen, session.link, refuse)
+        batch = copy_in(chosen, session.link, refuse)
         if batch is not None:
             self._submit(session, batch)
         for work, error in crowded:
             if session.in_flight:
                 self._retry(work)
             else:
-                self._fail(work, error)
+                self._retry_or_fail(work, error)
         return not (crowded and session.in_flight)
 
     def _submit(self, session: ServingSession, batch: Batch) -> None:
@@ -250,33 +250,33 @@ class Slot:
                 if isinstance(error, HostLost):  # the host did not receive the work, so it waits for the next host
                     self._retry(work)
                 else:
-                    self._fail(work, error)
+                    self._retry_or_fail(work, error)
             return
         session.in_flight += 1
-        session.is_on_trial = batch.works[0].is_suspect
+        session.runs_suspect = batch.works[0].is_suspect
         session.idle.clear()
-        future.add_done_callback(partial(self._finish, session, batch))
+        future.add_done_callback(partial(self._on_reply, session, batch))
 
-    def _finish(self, session: ServingSession, batch: Batch, _: asyncio.Future[Reply]) -> None:
+    def _on_reply(self, session: ServingSession, batch: Batch, _: asyncio.Future[Reply]) -> None:
         try:
-            self._conclude(session, batch)
+            self._answer_or_retry(session, batch)
         finally:  # the engine must keep serving after any error
             batch.release()
             session.in_flight -= 1
-            session.is_on_trial = False
+            session.runs_suspect = False
             if not session.in_flight:
                 session.idle.set()
             self._pump()
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def _conclude(self, session: ServingSession, batch: Batch) -> None:
+    def _answer_or_retry(self, session: ServingSession, batch: Batch) -> None:
         """Conclude a batch after the host's reply or failure. Every client gets a result or its work is retried, even
         if the reply is invalid."""
         try:
             error = batch.future.exception()
             if error is None:
-                error = self._settle(session, batch, batch.future.result())
+                error = self._answer_batch(session, batch, batch.future.result())
             if error is None:
                 return
             if not isinstance(error, HostLost) and _is_divisible(batch):
@@ -288,16 +288,16 @@ class Slot:
             if not isinstance(error, EdgedError):  # a bug: a link fails jobs only with EdgedErrors
                 raise error
             for work in batch.works:
-                self._fail(work, error)
+                self._retry_or_fail(work, error)
         except Exception:  # the event loop's exception handler logs it
             for work in batch.works:
-                self._fail(work, EngineUnusable("the engine's answer is invalid; see the daemon's log"))
+                self._retry_or_fail(work, EngineUnusable("the engine's answer is invalid; see the daemon's log"))
             raise
 
-    def _settle(self, session: ServingSession, batch: Batch, reply: Reply) -> EdgedError | None:
+    def _answer_batch(self, session: ServingSession, batch: Batch, reply: Reply) -> EdgedError | None:
         """Answer the work of a batch; return an error if the whole reply is invalid."""
         try:
-            results = answers(batch, session.engine, reply, session.link.arena)
+            results = read_reply(batch, session.engine, reply, session.link.arena)
         except EdgedError as error:
             return error
         now = time.monotonic()
@@ -306,7 +306,7 @@ class Slot:
         for work, result in zip(batch.works, results, strict=True):
             if isinstance(result, EdgedError):
                 session.health.failed(result)
-                self._fail(work, result)
+                self._retry_or_fail(work, result)
                 continue
             session.health.answered(now)
             if work.is_wanted:
@@ -385,7 +385,7 @@ class Slot:
             work.future.add_done_callback(finished)
             self._retry(work)
 
-    def _fail(self, work: Work, error: EdgedError) -> None:
+    def _retry_or_fail(self, work: Work, error: EdgedError) -> None:
         """Retry work once if it was lost with its host or ran out of memory. Otherwise answer it with the error. The
         loss of a host that was killed from outside does not count as a try, up to a limit."""
         if not work.is_wanted:
@@ -414,7 +414,7 @@ class Slot:
                     self._schedule.push(work, _LAST, policy.size)
                     work.expires = math.inf
                     return
-        self._fail(work, work.too_late())
+        self._retry_or_fail(work, work.too_late())
 
     def _rows(self, session: ServingSession) -> Batching:
         """Return the batching of tensor requests, limited to the rows that the session accepts."""

@@ -74,7 +74,7 @@ class Stream(Generic[Tag]):
     ) -> None:
         """`protocol` names how frames are received. Skips that no result has reported for `report_seconds` get a
         separate report."""
-        self._known, self._tracking, self._protocol = cameras or Cameras(), tracking, protocol
+        self._records, self._tracking, self._protocol = cameras or Cameras(), tracking, protocol
         self._report_seconds = report_seconds
         self._cameras: dict[str, StreamCamera[Tag]] = {}
         # None instead of a frame stands for a report of skipped frames.
@@ -105,7 +105,7 @@ class Stream(Generic[Tag]):
         """
         state = self._cameras.get(camera) or self._join(camera)
         received_ns = time.time_ns()
-        record = state.record(slot, self._known, self._protocol)
+        record = state.record(slot, self._records, self._protocol)
         if options is not None and options != state.options:
             state.adopt(options)
         if record is not None:
@@ -115,7 +115,7 @@ class Stream(Generic[Tag]):
             age = max(0, received_ns - captured_ns) / 1e9 if captured_ns > 0 else 0.0
             work.expires = min(work.expires, work.received + state.options.max_staleness - age)
             if age >= state.options.max_staleness and record is not None:
-                record.doubt_clock(age, received_ns / 1e9)
+                record.note_old_frame(age, received_ns / 1e9)
         entry = Entry(tag, work, slot, state.places, sequence, captured_ns, received_ns, record)
         state.places += 1
         self._admit(state, entry)
@@ -141,7 +141,7 @@ class Stream(Generic[Tag]):
                 state, entry = self._ready.popleft()
                 if entry is not None:
                     yield self._delivery(state, entry)
-                    self._read(state)
+                    self._mark_read(state)
                 elif state.skips:
                     yield SkipReport(state.name, state.skips.take())
             if self._ended and not any(c.pending or c.held for c in self._cameras.values()):
@@ -173,7 +173,7 @@ class Stream(Generic[Tag]):
             state.held = None
             if state.reporting is not None:
                 state.reporting.cancel()
-            state.leave(self._known)
+            state.leave(self._records)
             if self._tracking is not None:
                 for tracks in state.tracks.values():
                     self._tracking.forget(tracks)
@@ -190,28 +190,28 @@ class Stream(Generic[Tag]):
         freshest = state.options.mode == "freshest"
         if state.held is not None and not freshest:  # this frame changed the mode
             held, state.held = state.held, None
-            self._offer(state, held)
+            self._hand_over(state, held)
         if state.held is None and not state.limit.admits(entry.work.received):
             self._skip(state, entry, RATE)
         elif state.held is not None and freshest:
             self._skip(state, state.held, OVERTAKEN)
             state.held = entry
         elif not state.is_full:
-            self._offer(state, entry)
+            self._hand_over(state, entry)
         elif freshest:
             state.held = entry
         elif state.in_flight < 2 * EVERY_IN_FLIGHT:
-            self._offer(state, entry)  # the client may have sent it while the queue had room
+            self._hand_over(state, entry)  # the client may have sent it while the queue had room
         else:
             self._skip(state, entry, FULL)
 
-    def _offer(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> None:
+    def _hand_over(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> None:
         overtaken = None
         if isinstance(entry.slot, EdgedError):
             entry.work.future.set_exception(entry.slot)
         else:
-            if self._known.taps:
-                entry.copy = copy_of(self._known.taps, entry.slot, state.name, entry.work)
+            if self._records.taps:
+                entry.copy = copy_of(self._records.taps, entry.slot, state.name, entry.work)
             try:
                 if state.options.mode == "freshest":
                     overtaken = entry.slot.offer(state.queue_key, entry.work, state.options.share)
@@ -277,7 +277,7 @@ class Stream(Generic[Tag]):
                     state.unread += 1
             state.pending.popleft()
         self._changed.set()
-        self._fill(state)
+        self._offer_held(state)
 
     def _is_followed(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> bool:
         """Whether the frame has its tracker ids or needs none. Asks the tracker for ids on the first call."""
@@ -300,13 +300,13 @@ class Stream(Generic[Tag]):
         ids = entry.ids.result() if entry.ids is not None and not entry.ids.cancelled() else ()
         return Delivery(state.name, entry.tag, entry.work, answer, state.skips.take(), age_ms, entry.received_ns, ids)
 
-    def _read(self, state: StreamCamera[Tag]) -> None:
+    def _mark_read(self, state: StreamCamera[Tag]) -> None:
         state.unread -= 1
-        self._fill(state)
+        self._offer_held(state)
 
-    def _fill(self, state: StreamCamera[Tag]) -> None:
+    def _offer_held(self, state: StreamCamera[Tag]) -> None:
         """Offer the held frame, if any, once the camera has room for it."""
         self._room.set()
         if state.held is not None and not state.is_full and not self._closed:
             entry, state.held = state.held, None
-            self._offer(state, entry)
+            self._hand_over(state, entry)

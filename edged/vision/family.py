@@ -46,7 +46,7 @@ from edged.vision.families.segmentation import PaddleSeg, Segmentation
 from edged.vision.families.sound import SOUND_FAMILIES, SoundEvidence, SoundFamily
 from edged.vision.families.ssd import Ssd
 from edged.vision.families.text_lines import Ctc, Parseq, PpOcrCls
-from edged.vision.families.third_party import RULES, ThirdParty
+from edged.vision.families.third_party import RULE_NAMES, ThirdParty
 from edged.vision.families.topdown import HrNet, RtmPose
 from edged.vision.families.torchvision import TorchVision
 from edged.vision.families.ultraface import UltraFace
@@ -437,7 +437,7 @@ def _needs(family: type[Family] | type[ContentFamily], evidence: Evidence) -> st
 
 def _claim_by_others(evidence: Evidence, others: Sequence[ThirdParty]) -> Claim | None:
     """Return the first claim by a family from another package, or None."""
-    claims = (other.by_rule(rule, evidence) for rule in RULES for other in others)
+    claims = (other.by_rule(rule, evidence) for rule in RULE_NAMES for other in others)
     return next((claim for claim in claims if claim is not None and claim.family is not None), None)
 
 

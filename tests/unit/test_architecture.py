@@ -14,7 +14,7 @@ def test_architecture_names_only_paths_that_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     paths = set(re.findall(r"[\w./-]+/[\w.-]*|\w+\.(?:py|toml|md)", text)) - {"w/"}
     missing = []
-    for path in sorted(paths):
+    for path in sorted({path.rstrip(".") for path in paths}):
         homes = (ROOT, PACKAGE.parent, PACKAGE, PACKAGE / "api", PACKAGE / "client" / "sources")
         if not any((home / path).exists() for home in homes):
             missing.append(path)

@@ -11,7 +11,7 @@ import pytest
 from edged.cli.model_options import with_exporter_settings
 from edged.models.anomalib import METADATA
 from edged.models.anomalib import read_settings as read_anomalib
-from edged.models.huggingface import CONFIG, ENCODERS, FAMILIES, PROCESSOR, read_settings
+from edged.models.huggingface import CONFIG, ENCODERS, FAMILY_OF_MODEL_TYPE, PROCESSOR, read_settings
 from edged.references.kept import Local
 from edged.tensors import Dim, TensorSpec
 from edged.vision import family
@@ -30,7 +30,7 @@ def settings_of(folder: Path, config: object, processor: object = None, file: st
 
 
 def test_families_are_known() -> None:
-    assert {*FAMILIES.values(), *ENCODERS.values()} <= set(family.FAMILIES)
+    assert {*FAMILY_OF_MODEL_TYPE.values(), *ENCODERS.values()} <= set(family.FAMILIES)
 
 
 @pytest.mark.parametrize("file", ["model.onnx", "onnx/model.onnx"])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edged.api.grpc import wire
-from edged.api.grpc.wire import SMALL, require_parsable
+from edged.api.grpc.wire import MEASURED_ABOVE, require_parsable
 from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as cameras
 from edged.proto import open_inference_pb2 as pb
@@ -184,8 +184,8 @@ def test_read_frame_copies_nothing() -> None:
         tagged(7, _RAW) + b"\x0a\x01\xff",  # text that is not UTF-8
         tagged(7, _RAW) + b"\x32\xff\xff\xff\xff\x7f",  # a JPEG of 34 GB
         tagged(7, _RAW) + b"\x10" + b"\xff" * 10 + b"\x01",  # a number of eleven bytes
-        tagged(7, _RAW) + b"\x62\x00" * SMALL,  # many options fields
-        tagged(7, _RAW) + tagged(1, b"a" * 2 * SMALL),
+        tagged(7, _RAW) + b"\x62\x00" * MEASURED_ABOVE,  # many options fields
+        tagged(7, _RAW) + tagged(1, b"a" * 2 * MEASURED_ABOVE),
         tagged(7, _RAW) + b"\xa3\x06\xa4\x06",  # a group, which proto3 does not have
         tagged(7, _RAW + b"\xa3\x06\xa4\x06"),
     ],
@@ -256,7 +256,7 @@ def test_read_copies_nothing_and_write_copies_once() -> None:
         tracemalloc.stop()
 
 
-_LARGE = bytes(4 * SMALL)
+_LARGE = bytes(4 * MEASURED_ABOVE)
 
 
 def _typed(**values: object) -> pb.ModelInferRequest:
@@ -277,12 +277,12 @@ def _uploaded() -> pb.RepositoryModelLoadRequest:
         cameras.Frame(camera="a", encoded=_LARGE),
         cameras.Frame(camera="a", raw=cameras.RawImage(width=1, data=_LARGE)),
         pb.ModelInferRequest(model_name="m", raw_input_contents=[_LARGE, _LARGE]),
-        _typed(fp32_contents=[1.0] * SMALL),
-        _typed(uint_contents=[200] * SMALL),
+        _typed(fp32_contents=[1.0] * MEASURED_ABOVE),
+        _typed(uint_contents=[200] * MEASURED_ABOVE),
         _typed(bytes_contents=[_LARGE, b"x"]),
         _uploaded(),
         operations.AddModelRequest(chunk=_LARGE),
-        pb.ModelReadyRequest(name="x" * (SMALL - 10)),
+        pb.ModelReadyRequest(name="x" * (MEASURED_ABOVE - 10)),
     ],
     ids=range(9),
 )
@@ -293,15 +293,15 @@ def test_require_parsable_message_with_large_contents_passes(message: Message) -
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
-        (pb.ModelInferRequest, b"\x2a\x00" * SMALL),  # many empty inputs
-        (pb.ModelInferRequest, pb.ModelInferRequest(model_name="x" * 2 * SMALL).SerializeToString()),
-        (pb.ModelInferRequest, _typed(uint_contents=[1] * 64 * SMALL).SerializeToString()),
+        (pb.ModelInferRequest, b"\x2a\x00" * MEASURED_ABOVE),  # many empty inputs
+        (pb.ModelInferRequest, pb.ModelInferRequest(model_name="x" * 2 * MEASURED_ABOVE).SerializeToString()),
+        (pb.ModelInferRequest, _typed(uint_contents=[1] * 64 * MEASURED_ABOVE).SerializeToString()),
         (pb.ModelInferRequest, _typed(bytes_contents=[b"xy" * 50] * 5000).SerializeToString()),
-        (pb.ModelReadyRequest, pb.ModelReadyRequest(name="x" * 2 * SMALL).SerializeToString()),
+        (pb.ModelReadyRequest, pb.ModelReadyRequest(name="x" * 2 * MEASURED_ABOVE).SerializeToString()),
         (cameras.Frame, cameras.Frame(raw=cameras.RawImage(data=_LARGE)).SerializeToString()[:-1]),
-        (cameras.Frame, b"\x62\x00" * SMALL),  # options, again and again
-        (cameras.Frame, b"\xff" * 2 * SMALL),
-        (cameras.Frame, b"\x0b" * 2 * SMALL),  # a group, which proto3 does not have
+        (cameras.Frame, b"\x62\x00" * MEASURED_ABOVE),  # options, again and again
+        (cameras.Frame, b"\xff" * 2 * MEASURED_ABOVE),
+        (cameras.Frame, b"\x0b" * 2 * MEASURED_ABOVE),  # a group, which proto3 does not have
     ],
     ids=range(9),
 )

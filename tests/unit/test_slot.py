@@ -216,7 +216,7 @@ async def test_slot_refused_answers_waiting_and_new_work_with_the_error() -> Non
         with pytest.raises(NotReady):
             call()
     assert slot.waiting == 0
-    slot.hold(None)
+    slot.set_refusal(None)
     (late,) = push(slot, b"late")
     session = link.session()
     slot.install(session)

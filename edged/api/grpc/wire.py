@@ -25,12 +25,13 @@ from edged.proto import open_inference_pb2 as pb
 from edged.proto import operations_pb2 as operations
 
 Received = TypeVar("Received", bound=Message)
-SMALL = 128 << 10  # bytes; a larger message is measured first, and may have at most this many besides its contents
+# Bytes. A larger message is measured first, and may have at most this many besides its contents.
+MEASURED_ABOVE = 128 << 10
 _MOST_PARSED_FIELDS = 4096  # most fields directly in one message
 _VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # wire types, as is _DELIMITED
 
 # The fields of a message that hold contents, by field number. The value is the share (0 to 1) of the field's bytes that
-# counts towards the limit `SMALL`. For a field that is itself a message, the value is the mapping of that message.
+# counts towards the limit `MEASURED_ABOVE`. For a field that is itself a message, the value is that message's mapping.
 ContentFields: TypeAlias = "Mapping[int, float | ContentFields]"
 
 _FREE, _PARSED = 0.0, 1 / 32  # for fields that protobuf copies, and for fields that it parses number by number
@@ -74,20 +75,20 @@ def parse(data: bytes, kind: type[Received]) -> Received:
 
 def require_parsable(data: bytes | memoryview, kind: type[Message]) -> None:
     """Raise InvalidInput if a message of type `kind` in `data` would take long to parse."""
-    if len(data) <= SMALL:
+    if len(data) <= MEASURED_ABOVE:
         return
     rest = _without_contents(memoryview(data), CONTENT_FIELDS.get(kind, {}))
-    if rest is None or rest > SMALL:
+    if rest is None or rest > MEASURED_ABOVE:
         name = cast(Any, kind).DESCRIPTOR.name
         raise InvalidInput(
-            f"the {name} of {len(data)} bytes is malformed, has too many fields, or has more than {SMALL} bytes besides"
-            " pictures, sound, tensors and files; send tensors in raw_input_contents"
+            f"the {name} of {len(data)} bytes is malformed, has too many fields, or has more than"
+            f" {MEASURED_ABOVE} bytes besides pictures, sound, tensors and files; send tensors in raw_input_contents"
         )
 
 
 def _without_contents(data: memoryview, contents: ContentFields) -> float | None:
-    """Return the number of bytes that count towards the limit `SMALL`; None if the message is malformed or has too many
-    fields."""
+    """Return the number of bytes that count towards the limit `MEASURED_ABOVE`; None if the message is malformed or has
+    too many fields."""
     total, position = 0.0, 0
     for _ in range(_MOST_PARSED_FIELDS):
         if position == len(data):
@@ -118,7 +119,7 @@ def _without_contents(data: memoryview, contents: ContentFields) -> float | None
 
 Contents: TypeAlias = "bytes | memoryview"
 
-_SMALL = 16 << 10  # bytes below which protobuf's copies cost less than a search for the contents
+_SPLIT_FROM = 16 << 10  # bytes below which protobuf's copies cost less than a search for the contents
 _MOST_FIELDS = 256  # most fields of a request; a message with more fields is left to protobuf
 _LARGEST = (1 << 31) - 1  # most bytes of a protobuf message
 _DELIMITED = 2  # the wire type of fields with a length
@@ -155,7 +156,7 @@ class Request(msgspec.Struct, frozen=True):
 
 def read(data: bytes) -> Request:
     """Parse a request; the raw contents of a large request are views of `data`. Raises InvalidInput."""
-    if len(data) >= _SMALL and (found := _split(memoryview(data))) is not None:
+    if len(data) >= _SPLIT_FROM and (found := _split(memoryview(data))) is not None:
         rest, raw = found
         return Request(parse(rest, pb.ModelInferRequest), raw)
     return Request.of(parse(data, pb.ModelInferRequest))
@@ -176,9 +177,9 @@ class FrameRequest(msgspec.Struct, frozen=True):
 
 def read_frame(data: bytes) -> FrameRequest:
     """Parse a frame; a large picture is a view of `data`. Raises InvalidInput."""
-    if len(data) > SMALL and (found := _split_frame(memoryview(data))) is not None:
+    if len(data) > MEASURED_ABOVE and (found := _split_frame(memoryview(data))) is not None:
         rest, picture = found
-        if len(rest) <= SMALL:
+        if len(rest) <= MEASURED_ABOVE:
             return FrameRequest(parse(rest, cameras.Frame), picture)
     return FrameRequest.of(parse(data, cameras.Frame))
 

@@ -16,7 +16,7 @@ class TensorRt:
     """A backend on one TensorRT module. `kind` is the runtime's name, "TensorRT" or "TensorRT-RTX". `library` is the
     start of the file name of the runtime's shared library."""
 
-    in_graph = frozenset({"fp16", "int8"})
+    converted_in_graph = frozenset({"fp16", "int8"})
 
     def __init__(self, name: str, kind: str, library: str, trt: Trt) -> None:
         self.name = name

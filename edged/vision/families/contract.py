@@ -1,10 +1,10 @@
 """The interface of a family of models: rules that recognise a model, and a decoder of its outputs.
 
 A family is a class with the signatures of its tensors, its preprocessing, and two methods. `claim` matches a model's
-tensors. `decode` returns detections, or `content` returns what the model says about the whole picture. `Ssd` is a short
-example. The optional rules `by_metadata`, `by_names` and `by_shape` of each family are listed in `edged.vision.family`.
-A rule gets `Evidence` and returns a `Claim`, or None if it does not apply. If the setting `family` names the family,
-`claim` is called without any rule.
+tensors. `decode` returns detections, or `content` returns what the model says about the whole picture. `FastestDet` is
+a short example. The optional rules `by_metadata`, `by_names` and `by_shape` of each family are listed in
+`edged.vision.family`. A rule gets `Evidence` and returns a `Claim`, or None if it does not apply. If the setting
+`family` names the family, `claim` is called without any rule.
 
 Families of other packages fulfil the same contract (docs/third-party-families.md). Such a class names the version of
 the contract that it was written for: `contract = 1`. Increase `CONTRACT` only if a correct family of the version before

@@ -29,7 +29,7 @@ from edged.vision.signatures import Signature
 
 Kind: TypeAlias = type[Family] | type[ContentFamily]
 
-RULES = ("by_metadata", "by_names", "by_shape")  # in the order in which they are applied
+RULE_NAMES = ("by_metadata", "by_names", "by_shape")  # in the order in which they are applied
 _LONGEST = 400  # characters of a reason
 _MOST_NAMES = 1 << 16
 _T = TypeVar("_T")
@@ -70,7 +70,7 @@ class ThirdParty(msgspec.Struct, frozen=True):
         return self._ask(evidence, lambda: self.kind.claim(evidence, reason))
 
     def by_rule(self, rule: str, evidence: Evidence) -> Claim | None:
-        """Apply one of `RULES`; return None if the family does not have this rule. Raises errors like `claim`."""
+        """Apply one of `RULE_NAMES`; return None if the family does not have this rule. Raises errors like `claim`."""
         found = getattr(self.kind, rule, None)
         return None if found is None else self._ask(evidence, lambda: found(evidence))
 
@@ -128,7 +128,7 @@ def _require_attributes(found: Kind, family: str) -> None:
         raise _Invalid(f"attribute 'thresholds': max_detections is not in 1..{MOST_DETECTIONS}")
     if not (isinstance(found.own_inputs, tuple) and all(isinstance(name, str) for name in found.own_inputs)):
         raise _Invalid("attribute 'own_inputs' is not a tuple of names")
-    for rule in ("claim", *RULES):
+    for rule in ("claim", *RULE_NAMES):
         method = getattr(found, rule, None)
         if not callable(method) and (method is not None or rule == "claim"):
             raise _Invalid(f"{rule!r} is not a class method")
