@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import typing
 from pathlib import Path
@@ -33,6 +34,15 @@ def test_key_has_a_meaning_and_an_example_if_its_default_is_empty(key: Key) -> N
         assert key.example is not None, "add msgspec.Meta(examples=[...]) to the field"
     if key.example is not None:
         msgspec.convert(key.example, key.hint)
+
+
+def test_each_key_is_read_somewhere() -> None:
+    """The other tests pass for a key that nothing reads."""
+    package = Path(edged.__file__).parent
+    files = [path for path in package.rglob("*.py") if package / "proto" not in path.parents]
+    trees = [ast.parse(path.read_text()) for path in files if path != package / "config" / "schema.py"]
+    read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert {key.path[-1] for key in KEYS} - read == set()
 
 
 def test_tables_have_a_meaning_and_their_keys_first() -> None:
