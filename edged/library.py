@@ -160,7 +160,7 @@ async def _make_missing(builder: Builder, store: Store, model: Model, planned: P
         engine.move(EngineState.BUILDING)
         task = Task(model, engine.recipe, engine.key)
         try:
-            record = await _obtain(builder, task, engine.trial)
+            record = await _obtain(builder, task, engine.adoptable)
         except EdgedError as error:
             engine.fail(error)
         else:
@@ -168,12 +168,12 @@ async def _make_missing(builder: Builder, store: Store, model: Model, planned: P
             engine.finish(record, store.find(engine.digest))
 
 
-async def _obtain(builder: Builder, task: Task, trial: str) -> EngineRecord:
-    """Adopt the engine with the key `trial`, if its answers are right. That engine was built in advance or for another
+async def _obtain(builder: Builder, task: Task, source: str) -> EngineRecord:
+    """Adopt the engine with the key `source`, if its answers are right. That engine was built in advance or for another
     driver. If there is no such engine, or if its answers are wrong, build the engine."""
-    if trial:
+    if source:
         with contextlib.suppress(EdgedError, KeyError):
-            return await builder.adopt(task, trial, _ignore, no_limit)
+            return await builder.adopt(task, source, _ignore, no_limit)
     return await builder.make(task, _ignore, no_limit)
 
 

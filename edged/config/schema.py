@@ -42,7 +42,7 @@ class Reload(enum.Enum):
 
 
 class Engines(Table, frozen=True):
-    """The time of builds, the disk space of engines, and alarms."""
+    """When engines are built, how much disk space they may use, and when alarms are raised."""
 
     build: Annotated[
         Literal["auto", "command"],

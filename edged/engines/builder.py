@@ -222,8 +222,8 @@ class Builder:
     ) -> EngineRecord:
         """Build an engine for a GPU with this compute capability, and commit it. The box itself needs no such GPU.
 
-        The engine's answers cannot be compared here, so the engine serves only after a trial on the device for which it
-        is built. Raises Refused if the store already has an accepted engine with this key.
+        The engine's answers cannot be compared here, so the engine serves only after it was verified on the device for
+        which it is built. Raises Refused if the store already has an accepted engine with this key.
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             await asyncio.to_thread(self._require_none, task.key.digest)

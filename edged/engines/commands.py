@@ -96,9 +96,9 @@ class Commands:
                     self._maker.build_after(engine)
             else:
                 self._maker.forgive(engine)
-                engine.request, engine.trial, engine.last_attempt_failed = (
+                engine.request, engine.adoptable, engine.last_attempt_failed = (
                     Request.BUILD,
-                    "" if force else engine.trial,
+                    "" if force else engine.adoptable,
                     "",
                 )
         return self._commanded("rebuild", chosen, made)

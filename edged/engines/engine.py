@@ -127,7 +127,7 @@ class PlannedEngine:
     apart: str = ""  # the separate host that it is opened in; empty for the shared host
     request: Request = Request.NONE
     reviewed_at: float = -math.inf  # when the daemon last asked for a review
-    trial: str = ""  # key of a stored engine to try first: built ahead, or for another driver
+    adoptable: str = ""  # key of a stored engine to try first: built ahead, or for another driver
     nodes: Nodes = field(default_factory=dict)  # where its nodes ran when it was last opened, if the runtime reports it
     misplaced: tuple[str, ...] = ()  # a line for each kind of nodes that ran elsewhere than during verification
     mismatch: str = ""  # how the stored engine's answers differed from the reference's, until it is built again

@@ -129,7 +129,7 @@ class EvictionManager:
         needed, wanted = self._busy(), set[str]()
         for planned in self._models.values():
             needed |= {planned.serving or "", planned.opening_key, _best(planned)}
-            wanted |= planned.engines.keys() | {engine.trial for engine in planned.engines.values()}
+            wanted |= planned.engines.keys() | {engine.adoptable for engine in planned.engines.values()}
         classes = {}
         for key in keys:
             is_needed = key in needed or self._store.is_pinned(key)

@@ -21,7 +21,7 @@ from edged.engines.child import ChildLost
 from edged.engines.engine import EngineState, Making, PlannedEngine, Request
 from edged.engines.eviction import EvictionManager
 from edged.engines.plan import PlannedModel
-from edged.engines.reconcile import Make, Try, Work
+from edged.engines.reconcile import Adopt, Make, Work
 from edged.errors import (
     EdgedError,
     EngineDamaged,
@@ -53,8 +53,8 @@ _EVENT_STEP = 0.1  # share of a phase between two progress events
 
 @dataclass
 class _Job:
-    """An engine that is being made. `source`: for a trial (`Try`), the key of the stored engine that is tried; empty
-    for other jobs."""
+    """An engine that is being made. `source`: for the action `Adopt`, the key of the stored engine that is tried; empty
+    for other actions."""
 
     engine: PlannedEngine
     source: str
@@ -66,7 +66,7 @@ class _Job:
 
 
 class Maker:
-    """Carries out the jobs `Make`, `Try` and `Verify`, which `reconcile` decides on."""
+    """Carries out the jobs `Make`, `Adopt` and `Verify`, which `reconcile` decides on."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Maker:
         engine = planned.engines[action.key]
         engine.move(EngineState.QUEUED)
         engine.making = Making(time.monotonic())
-        source = action.source if isinstance(action, Try) else ""
+        source = action.source if isinstance(action, Adopt) else ""
         task = self._tasks.start(self._run(planned, planned.model, engine, action))
         self._work.append(_Job(engine, source, task, isinstance(action, Make)))
         task.add_done_callback(partial(self._over, engine))
@@ -181,7 +181,7 @@ class Maker:
         else:
             if self.will_build(engine):
                 self.forgive(engine)
-                engine.request, engine.trial, engine.last_attempt_failed = Request.BUILD, "", ""
+                engine.request, engine.adoptable, engine.last_attempt_failed = Request.BUILD, "", ""
         finally:
             self._free(engine)
 
@@ -190,8 +190,8 @@ class Maker:
         try:
             if isinstance(action, Make):
                 await self._make(planned, engine, task)
-            elif isinstance(action, Try):
-                await self._try(engine, task, action.source)
+            elif isinstance(action, Adopt):
+                await self._adopt(engine, task, action.source)
             else:
                 await self._verify(engine, task)
         except Superseded as error:
@@ -294,11 +294,11 @@ class Maker:
         else:
             engine.finish(record, self._store.records().get(key))
 
-    async def _try(self, engine: PlannedEngine, task: Task, source: str) -> None:
+    async def _adopt(self, engine: PlannedEngine, task: Task, source: str) -> None:
         found = self._store.records().get(source)
         is_unproven = found is not None and found.is_unproven
         try:
-            # Counted before it starts, so that a trial that crashes the whole box is not repeated at every start.
+            # Counted before it starts, so that an adoption that crashes the whole box is not repeated at every start.
             await asyncio.to_thread(self._attempts.begin, engine.digest)
             on_progress = partial(self._report_progress, task, engine)
             record = await self._builder.adopt(task, source, on_progress, self.eviction.wait_for_capacity)
@@ -307,31 +307,31 @@ class Maker:
         except EngineDamaged as error:
             if found is not None:
                 await asyncio.to_thread(self._store.damaged, self._store.artefact(source))
-            self._give_up_trial(engine, task, f"{error}")
+            self._give_up_adoption(engine, task, f"{error}")
         except (WrongAnswers, Unsuitable) as error:
             if is_unproven:
                 # Remove it here, because no other check finds that it is unusable.
                 await asyncio.to_thread(self._store.remove, source, keep_pin=True)
-            self._give_up_trial(engine, task, f"does not work with this device: {error}")
+            self._give_up_adoption(engine, task, f"does not work with this device: {error}")
         except EdgedError as error:
             if is_unproven and engine.failures + 1 < self._settings.attempts:
                 engine.fail(error)  # not given up: the stored engine may be good, and its build may have taken an hour
             else:
-                self._give_up_trial(engine, task, f"could not be tried: {error}")
+                self._give_up_adoption(engine, task, f"could not be tried: {error}")
         except KeyError:
-            self._give_up_trial(engine, task, "is no longer in the store")
+            self._give_up_adoption(engine, task, "is no longer in the store")
         else:
-            engine.trial = ""
-            engine.finish(record, record, f"taken over from {source[:12]} after a trial")
+            engine.adoptable = ""
+            engine.finish(record, record, f"adopted from engine {source[:12]}, whose answers are right")
         finally:
             self._attempts.undone(engine.digest)
 
     @staticmethod
-    def _give_up_trial(engine: PlannedEngine, task: Task, why: str) -> None:
-        """Give up a trial, so that the engine is built instead."""
-        reason = f"engine {engine.trial[:12]} {why}; a new engine is built"
+    def _give_up_adoption(engine: PlannedEngine, task: Task, why: str) -> None:
+        """Give up an adoption, so that the engine is built instead."""
+        reason = f"engine {engine.adoptable[:12]} {why}; a new engine is built"
         _LOG.warning("model %s: %s", task.model.name, reason)
-        engine.trial, engine.failures = "", 0
+        engine.adoptable, engine.failures = "", 0
         engine.move(EngineState.ABSENT, reason)
 
     def _over(self, engine: PlannedEngine, task: asyncio.Task[None]) -> None:

@@ -339,12 +339,12 @@ class Planner:
         if before.stopped or before.failures >= self._settings.attempts:
             engine.quarantine(f"failed {many(before.failures, 'time')}; last error: {before.reason}")
             return
-        if before.failures:  # a trial may have crashed the box
+        if before.failures:  # an adoption may have crashed the box
             return
-        engine.trial = trial(engine, stored, self._settings.on_driver_change == "verify")
-        if engine.trial:
-            how = "was built ahead" if stored[engine.trial].ahead else "differs only by the driver"
-            engine.reason = f"engine {engine.trial[:12]} {how} and is tried first"
+        engine.adoptable = adoptable(engine, stored, self._settings.on_driver_change == "verify")
+        if engine.adoptable:
+            how = "was built ahead" if stored[engine.adoptable].ahead else "differs only by the driver"
+            engine.reason = f"engine {engine.adoptable[:12]} {how} and is tried first"
 
 
 def is_lowering_due(planned: PlannedModel) -> bool:
@@ -380,7 +380,7 @@ def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> st
     return kinds.pop() if len(kinds) == 1 else "several"
 
 
-def trial(engine: PlannedEngine, stored: Mapping[str, EngineRecord], drivers: bool = True) -> str:
+def adoptable(engine: PlannedEngine, stored: Mapping[str, EngineRecord], drivers: bool = True) -> str:
     """Return the key of the newest stored engine that can be tried instead of a build; empty if no engine fits. Such an
     engine was built in advance on another box. If `drivers` is true, an engine that was built for another driver can be
     tried too."""

@@ -43,7 +43,7 @@ class EngineView(msgspec.Struct, frozen=True):
     request: str = ""  # "build", "verify": commands; "review": the daemon's own request to verify it again
     was_loaded: bool = False  # other work used much of the box while it was timed
     reviewed_at: float = -math.inf  # when the daemon last asked for a review
-    trial: str = ""  # key of a stored engine to try first: built ahead, or for another driver
+    adoptable: str = ""  # key of a stored engine to try first: built ahead, or for another driver
     failures: int = 0  # failed attempts in a row to make it
 
 
@@ -103,7 +103,7 @@ class Make(_OfEngine, frozen=True):
     """Build, verify and time an engine."""
 
 
-class Try(_OfEngine, frozen=True):
+class Adopt(_OfEngine, frozen=True):
     """Verify another stored engine, and adopt it if its answers are right. That engine was built in advance on another
     box, or for another driver."""
 
@@ -145,7 +145,7 @@ class RefuseFallback(_OfModel, frozen=True):
     why: str
 
 
-Work = Make | Try | Verify  # work that needs a child; one at a time in each lane
+Work = Make | Adopt | Verify  # work that needs a child; one at a time in each lane
 Action = Open | Review | Replan | Read | Refuse | OpenFallback | CloseFallback | RefuseFallback | Work
 
 
@@ -303,7 +303,7 @@ def _make(
     - jobs that a command requested come first
     - engines without failures come before engines with failures
     - models that no engine serves come before other models
-    - verifications and trials (seconds) come before builds (minutes)
+    - verifications and adoptions (seconds) come before builds (minutes)
     - models with fewer finished engines come before models with more
     """
     wanted: list[tuple[tuple[bool, bool, bool, int, int], str, Work]] = []
@@ -345,9 +345,9 @@ def _next(model: ModelView, engine: EngineView, now: float) -> Work | None:
 
 
 def _obtain(model: ModelView, engine: EngineView) -> Work:
-    """Return a trial if possible, otherwise a build: a trial takes seconds, a build up to an hour."""
-    if engine.trial and not engine.usable:
-        return Try(model.name, engine.key, engine.trial)
+    """Return an adoption if possible, otherwise a build: an adoption takes seconds, a build up to an hour."""
+    if engine.adoptable and not engine.usable:
+        return Adopt(model.name, engine.key, engine.adoptable)
     return Make(model.name, engine.key)
 
 

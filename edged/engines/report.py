@@ -206,11 +206,11 @@ def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_comm
         for engine in planned.engines.values()
     ]
     wanted = {key for planned in models.values() for key in planned.engines}
-    trials = {engine.trial for planned in models.values() for engine in planned.engines.values()}
+    adoptable = {engine.adoptable for planned in models.values() for engine in planned.engines.values()}
     serving = {planned.serving: name for name, planned in models.items()}
     for key, record in store.records().items():
         if key not in wanted and only in ("", record.model):
-            state, reason = _unwanted(key, record, serving, trials)
+            state, reason = _unwanted(key, record, serving, adoptable)
             reports.append(_report(key, record.model, state, reason, record.parts, record, store))
     return reports
 
@@ -257,11 +257,11 @@ def explain(planned: PlannedModel, store: Store) -> list[Explanation]:
     return [_explain(engine, planned.serving, kin) for engine in planned.engines.values()]
 
 
-def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], trials: set[str]) -> tuple[str, str]:
+def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], adoptable: set[str]) -> tuple[str, str]:
     """Return the state and reason of a stored engine that no model should have."""
     if key in serving:
         return SERVING, f"serves model {serving[key]} until its successor for the changed device is ready"
-    if key in trials:
+    if key in adoptable:
         origin = f"built ahead for {record.ahead}" if record.is_unproven else "built for another driver"
         return EngineState.QUARANTINED.value, f"{origin}; it is tried before it is used here"
     return EngineState.STALE.value, record.verdict.reason

@@ -132,7 +132,7 @@ def _engine(planned: PlannedModel, engine: PlannedEngine, is_busy: bool) -> Engi
         request=engine.request.value,
         was_loaded=engine.record is not None and was_loaded(engine.record.load),
         reviewed_at=engine.reviewed_at,
-        trial=engine.trial,
+        adoptable=engine.adoptable,
         failures=engine.failures,
     )
 

@@ -60,7 +60,7 @@ def test_driver_change_adopts_engines_with_right_answers_without_a_build(daemon:
         assert engine.created_unix_s == before[engine.key].created_unix_s
         assert engine.verdict is not None
         assert engine.verdict.accepted
-        assert "after a trial" in engine.reason or engine.state == "serving"
+        assert "adopted from" in engine.reason or engine.state == "serving"
 
 
 @pytest.mark.long

@@ -237,10 +237,10 @@ def test_rebuild_rejected_engine_only_if_named_or_by_force(desk: Desk) -> None:
 
 
 def test_rebuild_by_force_skips_the_trial(desk: Desk) -> None:
-    desk.of(number=1).trial = desk.of(number=2).trial = "source"
+    desk.of(number=1).adoptable = desk.of(number=2).adoptable = "source"
     desk.commands.rebuild(desk.selection(number=1), True)
-    assert desk.of(number=1).trial == ""
-    assert desk.of(number=2).trial == "source"
+    assert desk.of(number=1).adoptable == ""
+    assert desk.of(number=2).adoptable == "source"
 
 
 async def test_rebuild_engine_in_progress_is_followed_not_repeated(desk: Desk) -> None:

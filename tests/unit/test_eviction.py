@@ -126,7 +126,7 @@ def test_classify_opening_building_and_pinned_engines_are_needed(house: House) -
 
 def test_classify_source_of_a_trial_is_spare(house: House) -> None:
     key = house.stale()
-    house.reference.trial = key
+    house.reference.adoptable = key
     assert house.eviction().eviction_class(key) is EvictionClass.SPARE
 
 

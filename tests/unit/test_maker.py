@@ -16,7 +16,7 @@ from edged.engines.builder import OnProgress, Reserve, Task
 from edged.engines.child import ChildLost
 from edged.engines.engine import EngineState, PlannedEngine, Request
 from edged.engines.maker import reason_to_give_up
-from edged.engines.reconcile import Action, Make, Try, Verify
+from edged.engines.reconcile import Action, Adopt, Make, Verify
 from edged.errors import (
     BuildFailed,
     EdgedError,
@@ -55,7 +55,7 @@ class Workshop(ControlRoom):
 
     def start(self, kind: type[Action] = Make, engine: PlannedEngine | None = None, source: str = "") -> None:
         key = (engine or self.engine).digest
-        self.maker.start(self.planned, Try("m", key, source) if kind is Try else kind("m", key))  # type: ignore[call-arg]
+        self.maker.start(self.planned, Adopt("m", key, source) if kind is Adopt else kind("m", key))  # type: ignore[call-arg]
 
     async def make(
         self, outcome: bool | BaseException = True, kind: type[Action] = Make, source: str = ""
@@ -145,7 +145,7 @@ async def test_make_does_not_evict_its_engine_or_its_source(tmp_path: Path, cloc
     content = bytes(MB // 2)
     source = put(shop.store, record_of(key_of(model(), recipe, cpu__model="N97"), recipe, content=content), content)
     shop.builder.gate.clear()
-    shop.start(Try, source=source)
+    shop.start(Adopt, source=source)
     await until(lambda: bool(shop.builder.did), "a child is at work")
     with pytest.raises(OutOfSpace):
         await shop.maker.eviction.wait_for_capacity(MB)
@@ -314,20 +314,20 @@ async def test_verify_engine_missing_in_the_store_is_absent(shop: Workshop) -> N
     assert (engine.state, engine.is_usable) == (S.ABSENT, False)
 
 
-# -- trials ---------------------------------------------------------------------------------------------------------
+# -- adoptions ---------------------------------------------------------------------------------------------------------
 
 
 def source_for(shop: Workshop) -> str:
     """Store an engine of another processor, which may work here."""
     recipe = shop.engine.recipe
-    shop.engine.trial = put(shop.store, record_of(key_of(model(), recipe, cpu__model="N97"), recipe))
-    return shop.engine.trial
+    shop.engine.adoptable = put(shop.store, record_of(key_of(model(), recipe, cpu__model="N97"), recipe))
+    return shop.engine.adoptable
 
 
 async def test_trial_passed_adopts_the_engine(shop: Workshop) -> None:
     source = source_for(shop)
-    engine = await shop.make(kind=Try, source=source)
-    assert (engine.state, engine.is_usable, engine.trial) == (S.READY, True, "")
+    engine = await shop.make(kind=Adopt, source=source)
+    assert (engine.state, engine.is_usable, engine.adoptable) == (S.READY, True, "")
     assert source[:12] in engine.reason
     assert shop.builder.sources == [source]
     assert shop.store.records()[engine.digest].adopted_from == source
@@ -341,8 +341,8 @@ async def test_trial_failed_builds_the_engine_and_counts_no_failure(
     source = source_for(shop)
     if outcome is None:  # the source was evicted
         shop.store.remove(source)
-    engine = await shop.make(True if outcome is None else outcome, Try, source)
-    assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
+    engine = await shop.make(True if outcome is None else outcome, Adopt, source)
+    assert (engine.state, engine.adoptable, engine.failures) == (S.ABSENT, "", 0)
     assert source[:12] in engine.reason
     assert shop.attempts() == Attempts()
     assert (await shop.make()).state is S.READY
@@ -353,16 +353,16 @@ def ahead_for(shop: Workshop) -> str:
     engine = shop.engine
     verdict = Verdict(False, "built ahead for sm_86; the engine is verified there before it serves", {})
     record = record_of(engine.key, engine.recipe)
-    engine.trial = put(shop.store, msgspec.structs.replace(record, ahead="sm_86", verdict=verdict))
-    return engine.trial
+    engine.adoptable = put(shop.store, msgspec.structs.replace(record, ahead="sm_86", verdict=verdict))
+    return engine.adoptable
 
 
 @pytest.mark.parametrize("error", [WrongAnswers("cosine 0.5"), Unsuitable("another version built it")], ids=type)
 async def test_trial_failed_removes_the_engine_built_ahead_and_keeps_its_pin(shop: Workshop, error: EdgedError) -> None:
     source = ahead_for(shop)
     shop.store.pin(source)
-    engine = await shop.make(error, Try, source)
-    assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
+    engine = await shop.make(error, Adopt, source)
+    assert (engine.state, engine.adoptable, engine.failures) == (S.ABSENT, "", 0)
     assert str(error) in engine.reason
     assert source not in shop.store.records()
     assert shop.store.is_pinned(source)
@@ -372,19 +372,19 @@ async def test_trial_failed_removes_the_engine_built_ahead_and_keeps_its_pin(sho
 async def test_trial_without_outcome_is_repeated_for_an_engine_built_ahead(shop: Workshop, error: EdgedError) -> None:
     source = ahead_for(shop)
     for failures in range(1, 4):
-        engine = await shop.make(error, Try, source)
-        assert (engine.state, engine.trial, engine.failures) == (S.FAILED, source, failures)
+        engine = await shop.make(error, Adopt, source)
+        assert (engine.state, engine.adoptable, engine.failures) == (S.FAILED, source, failures)
         assert shop.attempts() == Attempts()
-    engine = await shop.make(error, Try, source)
-    assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
+    engine = await shop.make(error, Adopt, source)
+    assert (engine.state, engine.adoptable, engine.failures) == (S.ABSENT, "", 0)
     assert source in shop.store.records(), "it stays until a build replaces it"
 
 
 async def test_trial_interrupted_by_a_crash_of_the_box_counts_after_restart(shop: Workshop, reboot: Path) -> None:
     source = ahead_for(shop)
     shop.builder.gate.clear()
-    shop.start(Try, source=source)
-    await until(lambda: bool(shop.builder.did), "the trial")
+    shop.start(Adopt, source=source)
+    await until(lambda: bool(shop.builder.did), "the adoption")
     reboot.write_text("another boot")
     assert shop.attempts().failures == 1
     shop.builder.gate.set()
@@ -395,8 +395,8 @@ async def test_trial_interrupted_by_a_crash_of_the_box_counts_after_restart(shop
 @pytest.mark.parametrize("error", [Superseded("it was replaced"), OutOfSpace("it does not fit")])
 async def test_trial_superseded_or_without_space_is_retried(shop: Workshop, clock: Clock, error: EdgedError) -> None:
     source = source_for(shop)
-    engine = await shop.make(error, Try, source)
-    assert (engine.state, engine.trial, engine.retry_at > clock.now) == (S.FAILED, source, True)
+    engine = await shop.make(error, Adopt, source)
+    assert (engine.state, engine.adoptable, engine.retry_at > clock.now) == (S.FAILED, source, True)
 
 
 # -- cancelling -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from edged.backends.contract import REFERENCE, Recipe
 from edged.config import Engines
 from edged.engines.desired import DesiredEngine, desired
 from edged.engines.engine import EngineState, Making, PlannedEngine, Request
-from edged.engines.plan import PlannedModel, Planner, missing, trial
+from edged.engines.plan import PlannedModel, Planner, adoptable, missing
 from edged.engines.reconcile import Open, Refuse, Replan, reconcile
 from edged.engines.views import actual
 from edged.errors import BuildFailed, NotReady
@@ -398,7 +398,7 @@ def of_another(made: float = 1.0, recipe: Recipe = RECIPE, accepted: bool = True
 def test_plan_with_an_empty_store_has_only_absent_engines(store: Store) -> None:
     found = planned(store)
     assert [e.recipe.backend for e in found.engines.values()] == ["onnxruntime", "onnxruntime", "openvino"]
-    assert {(e.state, e.trial, e.failures) for e in found.engines.values()} == {(S.ABSENT, "", 0)}
+    assert {(e.state, e.adoptable, e.failures) for e in found.engines.values()} == {(S.ABSENT, "", 0)}
 
 
 ANOTHER_RELEASE = {"standard": "of another release"}
@@ -492,15 +492,15 @@ def test_plan_after_restart_remembers_attempts_at_the_engine(store: Store, log: 
     assert [e.state for e in found.engines.values()][:2] == [S.ABSENT, S.ABSENT]
 
 
-# -- trials ---------------------------------------------------------------------------------------------------------
+# -- adoption ---------------------------------------------------------------------------------------------------------
 
 
 def test_trial_of_an_engine_for_another_driver_comes_before_a_build(store: Store) -> None:
     source = put(store, of_another())
     found = last(planned(store))
-    assert (found.state, found.trial) == (S.ABSENT, source)
+    assert (found.state, found.adoptable) == (S.ABSENT, source)
     assert source[:12] in found.reason
-    assert [e.trial for e in planned(store).engines.values()][:2] == ["", ""]
+    assert [e.adoptable for e in planned(store).engines.values()][:2] == ["", ""]
 
 
 def by_key(*records: EngineRecord) -> dict[str, EngineRecord]:
@@ -512,7 +512,7 @@ def test_trial_uses_the_newest_candidate() -> None:
     old, new = of_another(1.0), of_another(2.0, cpu__model="N200", cpu__signature="7")
     ours, other = of_another(9.0, **OTHER_RUNTIME), of_another(9.0, Recipe("onnxruntime"))
     for records in ((old, new, ours, other), (ours, new, old, other)):
-        assert trial(wanted, by_key(*records)) == EngineKey(new.parts).digest
+        assert adoptable(wanted, by_key(*records)) == EngineKey(new.parts).digest
 
 
 @pytest.mark.parametrize(
@@ -530,8 +530,8 @@ def test_trial_uses_the_newest_candidate() -> None:
 )
 def test_trial_excludes_evicted_rejected_and_other_engines(record: EngineRecord) -> None:
     wanted = PlannedEngine(key_of(model(), RECIPE), RECIPE)
-    assert trial(wanted, by_key(record)) == ""
-    assert trial(wanted, {}) == ""
+    assert adoptable(wanted, by_key(record)) == ""
+    assert adoptable(wanted, {}) == ""
 
 
 # -- built ahead ----------------------------------------------------------------------------------------------------
@@ -547,20 +547,20 @@ def built_ahead(accepted: bool = False, **facts: str) -> EngineRecord:
 def test_trial_of_an_engine_built_ahead_comes_before_its_use(store: Store, driver_change: str) -> None:
     key = put(store, built_ahead())
     found = last(planned(store, on_driver_change=driver_change))
-    assert (found.digest, found.state, found.trial, found.is_usable) == (key, S.ABSENT, key, False)
+    assert (found.digest, found.state, found.adoptable, found.is_usable) == (key, S.ABSENT, key, False)
     assert "built ahead" in found.reason
     (view,) = (e for m in actual(store, [planned(store)]) for e in m.engines if e.key == key)
-    assert (view.usable, view.state, view.trial) == (False, S.ABSENT, key)
+    assert (view.usable, view.state, view.adoptable) == (False, S.ABSENT, key)
 
 
 def test_trial_of_an_engine_built_ahead_makes_it_an_ordinary_engine(store: Store) -> None:
     standard = desired(box(), model())[-1].standard
     put(store, msgspec.structs.replace(built_ahead(accepted=True), standard=standard))
     found = last(planned(store))
-    assert (found.state, found.trial) == (S.READY, "")
+    assert (found.state, found.adoptable) == (S.READY, "")
 
 
-# -- no trial -------------------------------------------------------------------------------------------------------
+# -- no adoption -------------------------------------------------------------------------------------------------------
 
 
 NOT_TRIED: dict[str, tuple[list[EngineRecord], int, dict[str, str]]] = {
@@ -580,7 +580,7 @@ def test_trial_is_not_planned(store: Store, log: AttemptLog, case: str) -> None:
     for each in records:
         put(store, each)
     fail(log, failures)
-    assert last(planned(store, **settings)).trial == ""
+    assert last(planned(store, **settings)).adoptable == ""
 
 
 def test_plan_unsuitable_engine_has_a_reason(store: Store) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edged.backends.contract import UNOPTIMISED, Parallelism, Recipe
 from edged.engines.commands import Selection
 from edged.engines.engine import MAKING, EngineState
-from edged.engines.reconcile import Action, EngineView, Make, ModelView, Open, Replan, Review, Try, Verify, reconcile
+from edged.engines.reconcile import Action, Adopt, EngineView, Make, ModelView, Open, Replan, Review, Verify, reconcile
 from tests.unit.little_world import KINDS, Fate, World, laws
 from tests.waiting import run
 
@@ -193,7 +193,7 @@ def gone(key: str, cost: float | None = 0.5) -> EngineView:
     return view(key, S.EVICTED, cost)
 
 
-READY_REF, MAKE, VERIFY, TRY = ready("ref", 1.0), Make("m", "a"), Verify("m", "a"), Try("m", "a", "old")
+READY_REF, MAKE, VERIFY, ADOPT = ready("ref", 1.0), Make("m", "a"), Verify("m", "a"), Adopt("m", "a", "old")
 DARK, DECIDED = model(view("d"), name="dark"), (S.REJECTED, S.UNSUITABLE, S.QUARANTINED)
 RICH = model(ready("r1"), view("r2"), name="rich", serving="r1")
 POOR = model(view("p1"), name="poor", serving="p0")
@@ -216,14 +216,14 @@ MADE: dict[str, Made] = {
         [MAKE],
     ),
     # Trials and verifications come before builds, requests before all.
-    "a trial": (m(view("a", trial="old")), {}, [TRY]),
-    "a trial after a failure": (m(view("a", S.FAILED, trial="old")), {}, [TRY]),
-    "a trial that has to wait": (m(view("a", S.FAILED, trial="old", retry_at=NOW + 1)), {}, []),
-    "a trial by command": (m(view("a", trial="old", request="build")), {}, [TRY]),
-    "a build by command of a stored engine": (m(ready("a", trial="old", request="build")), {}, [MAKE]),
-    "a trial before a build": (m(view("b"), view("a", trial="old"), serving="ref"), {}, [TRY]),
+    "an adoption": (m(view("a", adoptable="old")), {}, [ADOPT]),
+    "an adoption after a failure": (m(view("a", S.FAILED, adoptable="old")), {}, [ADOPT]),
+    "an adoption that has to wait": (m(view("a", S.FAILED, adoptable="old", retry_at=NOW + 1)), {}, []),
+    "an adoption by command": (m(view("a", adoptable="old", request="build")), {}, [ADOPT]),
+    "a build by command of a stored engine": (m(ready("a", adoptable="old", request="build")), {}, [MAKE]),
+    "an adoption before a build": (m(view("b"), view("a", adoptable="old"), serving="ref"), {}, [ADOPT]),
     "a review before a build": (m(view("b"), ready("a", request="review"), serving="ref"), {}, [VERIFY]),
-    "a trial before a build of another": ((POOR, *m(view("a", trial="old"), serving="ref")), {}, [TRY]),
+    "an adoption before a build of another": ((POOR, *m(view("a", adoptable="old"), serving="ref")), {}, [ADOPT]),
     "a review before a build of another": ((POOR, *m(ready("a", request="review"), serving="ref")), {}, [VERIFY]),
     "a verification before an unserved model": ((DARK, *m(ready("a", request="verify"), serving="a")), {}, [VERIFY]),
     "a build by command before an unserved model": ((DARK, *m(ready("a", request="build"), serving="a")), {}, [MAKE]),
@@ -261,7 +261,7 @@ MADE: dict[str, Made] = {
         for what, more in ((f"{state}engine", {}), (f"{state}engine by command only", BY_COMMAND))
     },
     "by command only a build": (m(view("a", request="build")), BY_COMMAND, [MAKE]),
-    "by command only a trial": (m(view("a", trial="old")), BY_COMMAND, [TRY]),
+    "by command only an adoption": (m(view("a", adoptable="old")), BY_COMMAND, [ADOPT]),
     "by command only a review": (m(ready("a", request="review")), BY_COMMAND, [VERIFY]),
     "by command only the reference": (m(view("ref")), BY_COMMAND, [Make("m", "ref")]),
     "starting, a verification": (m(ready("a", request="verify")), STARTING, [VERIFY]),
@@ -300,7 +300,7 @@ def test_reconcile_makes_absent_and_failed_engines_when_due(state: EngineState) 
 OVERTAKING: dict[str, tuple[EngineView, bool]] = {
     "a build": (view("a"), True),
     "a verification": (ready("a", request="verify"), True),
-    "a trial": (view("a", trial="old"), True),
+    "an adoption": (view("a", adoptable="old"), True),
     "a build of TensorRT's": (view("a", recipe=Recipe("tensorrt", "cuda:0")), False),
     "a verification of TensorRT's": (ready("a", recipe=Recipe("tensorrt", "cuda:0"), request="verify"), True),
     "in another lane that is busy": (view("a", lane="cuda:0"), False),
@@ -319,7 +319,7 @@ def test_reconcile_slow_lane_is_overtaken_except_by_builders_that_time_kernels(c
 def test_reconcile_while_paused_or_starting_opens_and_makes_only_on_command() -> None:
     busy = (view("a"), ready("b", 0.5, request="verify"), view("c", S.REJECTED, request="build"))
     assert reconcile([model(*busy)], NOW, frozenset(), paused=True) == [Open("m", "b")]
-    unasked = ready("a", 0.5, request="review"), view("ref"), view("b"), view("c", trial="other")
+    unasked = ready("a", 0.5, request="review"), view("ref"), view("b"), view("c", adoptable="other")
     assert reconcile([model(*unasked)], NOW, frozenset(), is_starting=True) == [Open("m", "a")]
 
 
@@ -352,7 +352,7 @@ ENGINES = st.builds(
     retry_at=st.sampled_from((0.0, NOW, NOW + 1)),
     open_at=st.sampled_from((0.0, NOW + 1, math.inf)),
     request=st.sampled_from(("", "build", "verify", "review")),
-    trial=st.sampled_from(("", "source")),
+    adoptable=st.sampled_from(("", "source")),
 )
 MODELS = st.lists(
     st.builds(
@@ -402,7 +402,7 @@ def test_reconcile_random_views_keep_every_rule(models: list[ModelView], busy: f
         assert engine.state not in MAKING
         assert engine.state not in (S.REJECTED, S.UNSUITABLE, S.QUARANTINED) or engine.request
         assert isinstance(action, Verify) <= (engine.usable and bool(engine.request))
-        assert isinstance(action, Try) <= bool(engine.trial)
+        assert isinstance(action, Adopt) <= bool(engine.adoptable)
 
 
 # -- simulation -----------------------------------------------------------------------------------------------------
