@@ -93,6 +93,9 @@ class Reloader:
             except EdgedError as error:
                 self.problem = f"configuration refused: {error}"
                 raise
+            except Exception:
+                self.problem = "the last reload failed with an unexpected error; see the daemon's log"
+                raise
             finally:
                 self._notifier.ready()
             self.problem = "; ".join(f"not in force: {outcome}" for outcome in outcomes if outcome.problem)

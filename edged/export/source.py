@@ -114,8 +114,12 @@ def globals_of(path: Path) -> list[str]:
         with zipfile.ZipFile(path) as archive:
             member = next(each for each in archive.infolist() if each.filename.endswith("/data.pkl"))
             if member.file_size > _LARGEST:
-                raise ValueError(f"its data.pkl has more than {_LARGEST >> 20} MiB; save the model without other data")
+                raise Refused(
+                    f"{path.name}: its data.pkl has more than {_LARGEST >> 20} MiB; save the model without other data"
+                )
             return list(dict.fromkeys(_globals(archive.read(member))))
+    except Refused:
+        raise
     except Exception as error:  # the errors of hostile archives have no common class
         raise Refused(
             f"{path.name} is not a checkpoint of torch 1.6 or newer: {error or 'the file has no data.pkl'}"

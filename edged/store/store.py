@@ -103,7 +103,6 @@ class Store:
                 record, is_sealed = found or (None, True)
                 why = "" if record is None or self.accepts_foreign else _foreign(folder, record)
                 if why:  # left in place for the operator
-                    self.counts.damaged += 1
                     advice = 'or allow such engines with access.foreign_files = "accept"'
                     _LOG.warning("an engine is not used, because other users can change it: %s; %s", why, advice)
                 elif record is not None:

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 
 from edged.api_types import RuntimeSupport
 from edged.errors import InvalidInput, Refused, Unsupported
+from edged.export import source
 from edged.export.proof import Answers, first_difference, prove
 from edged.export.source import find, globals_of
 from edged.export.targets import Limits, intersection, unlike, versions_beyond
@@ -89,6 +90,15 @@ def test_code_in_a_checkpoint_is_named_and_not_executed(tmp_path: Path, monkeypa
     with pytest.raises(Refused, match="has classes of posix, not an Ultralytics model"):
         find(str(path))
     assert not (tmp_path / "executed").exists()
+
+
+def test_checkpoint_with_much_other_data_is_refused_for_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_LARGEST", 10)
+    with zipfile.ZipFile(tmp_path / "large.pt", "w") as archive:
+        archive.writestr("large/data.pkl", b"x" * 11)
+    with pytest.raises(Refused, match="without other data") as refused:
+        globals_of(tmp_path / "large.pt")
+    assert "not a checkpoint" not in str(refused.value)
 
 
 # -- targets ---------------------------------------------------------------------------------------------------------

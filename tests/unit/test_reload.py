@@ -119,3 +119,14 @@ async def test_reload_by_a_client_that_goes_away_is_completed() -> None:
     assert reload.cancelled()
     assert opened.is_set()
     assert reloader.config.http == OTHER.http
+
+
+async def test_reload_that_fails_unexpectedly_is_shown_as_a_problem() -> None:
+    def read() -> Config:
+        raise RuntimeError("a defect")
+
+    part = cast(Any, Recorder([]))
+    reloader = Reloader(DEFAULTS, read, part, part, part, part, part, part)
+    with pytest.raises(RuntimeError):
+        await reloader.reload()
+    assert "unexpected error" in reloader.problem
