@@ -298,6 +298,14 @@ def test_stage_of_another_process_is_swept_after_that_was_killed(tmp_path: Path)
     assert store.records() == {}
 
 
+def test_engine_that_other_users_can_change_is_left_alone(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "engines" / put(store)
+    folder.chmod(0o777)
+    again = Store(tmp_path, accepts_foreign=False)
+    assert again.records() == {}
+    assert (folder.exists(), again.counts.damaged) == (True, 0)
+
+
 def test_open_foreign_files_in_the_staging_folder_do_not_raise(store: Store, tmp_path: Path) -> None:
     staging = tmp_path / "staging"
     (staging / "file").write_bytes(b"x")
