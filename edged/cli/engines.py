@@ -224,6 +224,8 @@ def _composition(composition: Composition) -> dict[str, str]:
 def _timed(engine: EngineInfo) -> str:
     if engine.speed is None:
         return "not measured"
+    if engine.is_reference:
+        return f"{engine.latency_ms:.3f} ms"
     took = f"{engine.latency_ms:.3f} ms against {engine.reference_ms:.3f} ms, timed alternately"
     return f"{engine.speed:.2f} times the reference ({took})"
 

@@ -5,8 +5,8 @@ block, the CPU caches contain the weights of the engine, as they do while it ser
 after each inference, each would find the weights of the other in the caches.
 Before each single inference there is a pause, as between two requests of a client. The runtime's threads fall asleep in
 this pause, and waking them may take longer than a small model's inference. Blocks are repeated until the ratio of the
-two times is precise enough. After each round this process sleeps, because cameras share the box. A block of a slow
-model is one inference: filling the caches takes too small a share of it to matter.
+two times is precise enough. After each round this process sleeps, because cameras share the box. A block of a session
+that takes 125 ms or more is one inference: filling the caches takes too small a share of it to matter.
 """
 
 from __future__ import annotations
@@ -92,13 +92,14 @@ def _compare(
     compared = intervals if is_reference else own
     try:
         with ThreadPoolExecutor(len(crew), "time") as pool:
-            opened = crew if is_reference else [reference, *crew]
-            slowest = max(_time(each, inputs, 2)[-1] for each in opened)  # the first inference prepares the session
-            runs = max(1, min(_RUNS, int(_BLOCK_SECONDS / slowest)))
+            runs = _runs_of(session, inputs)
+            reference_runs = runs if is_reference else _runs_of(reference, inputs)
+            for replica in crew[1:]:
+                _time(replica, inputs, 1)  # the first inference prepares a session
             until = time.perf_counter() + seconds
             while len(own) < _LEAST_ROUNDS or (not _is_known(compared, others) and time.perf_counter() < until):
                 started = time.perf_counter()
-                others.append(block(reference, inputs, runs))
+                others.append(block(reference, inputs, reference_runs))
                 if not is_reference:
                     own.append(block(session, inputs, runs))
                 intervals.append(_interval(pool, crew, inputs, runs))
@@ -110,6 +111,14 @@ def _compare(
     fastest = (round(min(times) * 1000, 4) for times in (own, intervals, others))
     blocks = Blocks(*(tuple(round(took * 1000, 4) for took in times[:_MOST_BLOCKS]) for times in (own, others)))
     return Speed(form.instances, form.threads, *fastest), blocks
+
+
+def _runs_of(session: Session, inputs: Mapping[str, Array]) -> int:
+    """Prepare a session by inferences, and return how many inferences a block of it has."""
+    took = _time(session, inputs, 2)[1]
+    if took * _RUNS > _BLOCK_SECONDS:  # possibly only because other work interrupted it
+        took = min(took, *_time(session, inputs, 1))
+    return max(1, min(_RUNS, int(_BLOCK_SECONDS / took)))
 
 
 def block(session: Session, inputs: Mapping[str, Array], runs: int) -> float:

@@ -42,8 +42,8 @@ class Speed(msgspec.Struct, frozen=True):
     """The speed of an engine that is opened with `instances` instances, each with `threads` threads (0: all that the
     recipe allows).
 
-    Engine and reference are timed alternately, in several blocks of inferences. Of each time, the fastest block counts.
-    The box has other work meanwhile, so only ratios of the times are meaningful.
+    Engine and reference are timed alternately, in several blocks of inferences, unless the engine is the reference. Of
+    each time, the fastest block counts. The box has other work meanwhile, so only ratios of the times are meaningful.
 
     `latency_ms` is the median time of one inference at a time, after a pause. `interval_ms` is the mean time between
     two answers while all instances work. `reference_ms` is the median time of the reference, one inference at a time.
@@ -71,7 +71,7 @@ class Speed(msgspec.Struct, frozen=True):
 class Blocks(msgspec.Struct, frozen=True):
     """The times of an engine and of the reference, one inference at a time. Each value is the median time of an
     inference in one block (series of inferences), in milliseconds. Blocks of the engine and of the reference
-    alternate."""
+    alternate; if the engine is the reference, both series are the same."""
 
     engine: tuple[float, ...] = ()
     reference: tuple[float, ...] = ()

@@ -21,14 +21,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return play(pyfuncitem, 300.0)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def known(tmp_path_factory: pytest.TempPathFactory) -> DetectorCache:
+@pytest.fixture(scope="package", autouse=True)
+def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DetectorCache]:
     """Caches for daemons with the embedded detector, shared by all workers of a run. The environment variable
     DETECTOR_CACHE names a folder that several runs of the same code share."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     Daemon.known = DetectorCache(Path(os.environ.get("DETECTOR_CACHE") or shared / "detector"))
-    return Daemon.known
+    yield Daemon.known
+    Daemon.known = None
 
 
 @pytest.fixture
@@ -39,8 +40,8 @@ def stored(known: DetectorCache) -> Daemon:
     return daemon
 
 
-@pytest.fixture(scope="session")
-def daemon() -> Iterator[Daemon]:
+@pytest.fixture(scope="package")
+def daemon(known: DetectorCache) -> Iterator[Daemon]:
     """A daemon with the embedded detector as `shapes`, an identity model per dtype, and some broken models."""
     daemon = Daemon("--model", f"shapes={MODEL_PATH}", builds=False)
     for datatype in onnx_files.DTYPES:

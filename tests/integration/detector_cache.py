@@ -21,18 +21,24 @@ class DetectorCache:
     def copy(self, kind: str, make: Callable[[], AbstractContextManager[Path]], target: Path) -> None:
         """Copy the cache of a kind to `target`. If it does not exist yet, it is made: `make` yields its folder."""
         made = self._folder / kind
-        with self._alone():
-            if not made.exists():
-                stage = made.with_name(f"{kind}.new")
-                shutil.rmtree(stage, ignore_errors=True)
-                with make() as cache:
-                    shutil.copytree(cache, stage)
-                stage.rename(made)
+        if not made.exists():
+            with self._alone(kind):
+                self._make(made, make)
         shutil.copytree(made, target, dirs_exist_ok=True)
 
+    @staticmethod
+    def _make(made: Path, make: Callable[[], AbstractContextManager[Path]]) -> None:
+        if made.exists():  # another process made it meanwhile
+            return
+        stage = made.with_name(f"{made.name}.new")
+        shutil.rmtree(stage, ignore_errors=True)
+        with make() as cache:
+            shutil.copytree(cache, stage)
+        stage.rename(made)
+
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, kind: str) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "lock").open("w") as lock:
+        with (self._folder / f"{kind}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -184,14 +184,21 @@ def test_continued_run_leaves_out_what_an_interrupted_run_passed(
     machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen, manner = [Part("unit", (script,)) for script in (_reports(passed=1), "exit 1")], Manner(1, 1.0, 60.0)
-    first = take(FakeBox(machine), chosen, manner, Earlier(tmp_path / "passed", "code", is_continued=False))
+    file = tmp_path / "outcomes"
+    first = take(FakeBox(machine), chosen, manner, Earlier(file, "code"))
+    with file.open("ab") as end:
+        end.write(b'code{"part"')  # of a run that was killed
     capsys.readouterr()
-    again = take(FakeBox(machine), chosen, manner, Earlier(tmp_path / "passed", "code", is_continued=True))
+    again = take(FakeBox(machine), chosen, manner, Earlier(file, "code"), is_continued=True)
     assert [each.is_good for each in again] == [True, False]
     assert again[0] == first[0]
-    assert "   1/2" in capsys.readouterr().out
-    assert Earlier(tmp_path / "passed", "other code", is_continued=True).outcomes() == {}
-    assert Earlier(tmp_path / "passed", "code", is_continued=False).outcomes() == {}
+    assert "in an earlier run" in capsys.readouterr().out
+    whole = take(FakeBox(machine), chosen, manner, Earlier(file, "code"))
+    assert whole[0] != first[0], "it ran again"
+    Earlier(file, "code").add(replace(first[0], status=1))
+    assert Earlier(file, "code").passed() == {}
+    assert Earlier(file, "other code").passed() == {}
+    assert file.read_bytes() == b""
 
 
 def test_digest_changes_with_names_and_contents(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class Fate(msgspec.Struct, frozen=True):
 
     builds: tuple[str, ...] = ("good",)
     opens: tuple[str, ...] = ("good",)
-    trials: tuple[str, ...] = ("good",)
+    adoptions: tuple[str, ...] = ("good",)
     costs: tuple[float, ...] = (0.5,)
 
 
@@ -225,7 +225,7 @@ class Box(FakeBuilder):
         try:
             self.built += verb == "make"
             await self.steps.wait()
-            outcome = self._next(task, "builds" if verb == "make" else "trials")
+            outcome = self._next(task, "builds" if verb == "make" else "adoptions")
             if outcome not in ("good", "rejected"):
                 raise _ERRORS[outcome](outcome)
             on_progress(Progress("verifying"))

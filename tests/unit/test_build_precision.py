@@ -225,5 +225,5 @@ def test_calibration_digest_depends_on_pictures_and_preprocessing(shapes: Model)
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino", "null"])
-def test_in_graph_precisions_are_those_that_convert_supports(name: str) -> None:
+def test_precisions_converted_in_the_graph_are_those_that_convert_supports(name: str) -> None:
     assert registry.load(name).converted_in_graph <= {"fp16", "int8"}

@@ -236,7 +236,7 @@ def test_rebuild_rejected_engine_only_if_named_or_by_force(desk: Desk) -> None:
     assert engine.request is Request.BUILD
 
 
-def test_rebuild_by_force_skips_the_trial(desk: Desk) -> None:
+def test_rebuild_by_force_skips_the_adoption(desk: Desk) -> None:
     desk.of(number=1).adoptable = desk.of(number=2).adoptable = "source"
     desk.commands.rebuild(desk.selection(number=1), True)
     assert desk.of(number=1).adoptable == ""

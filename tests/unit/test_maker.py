@@ -324,7 +324,7 @@ def source_for(shop: Workshop) -> str:
     return shop.engine.adoptable
 
 
-async def test_trial_passed_adopts_the_engine(shop: Workshop) -> None:
+async def test_adoption_passed_adopts_the_engine(shop: Workshop) -> None:
     source = source_for(shop)
     engine = await shop.make(kind=Adopt, source=source)
     assert (engine.state, engine.is_usable, engine.adoptable) == (S.READY, True, "")
@@ -335,7 +335,7 @@ async def test_trial_passed_adopts_the_engine(shop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("outcome", [False, BuildFailed("it crashed"), Unsuitable("no"), None], ids=type)
-async def test_trial_failed_builds_the_engine_and_counts_no_failure(
+async def test_adoption_failed_builds_the_engine_and_counts_no_failure(
     shop: Workshop, outcome: bool | EdgedError | None
 ) -> None:
     source = source_for(shop)
@@ -358,7 +358,9 @@ def ahead_for(shop: Workshop) -> str:
 
 
 @pytest.mark.parametrize("error", [WrongAnswers("cosine 0.5"), Unsuitable("another version built it")], ids=type)
-async def test_trial_failed_removes_the_engine_built_ahead_and_keeps_its_pin(shop: Workshop, error: EdgedError) -> None:
+async def test_adoption_failed_removes_the_engine_built_ahead_and_keeps_its_pin(
+    shop: Workshop, error: EdgedError
+) -> None:
     source = ahead_for(shop)
     shop.store.pin(source)
     engine = await shop.make(error, Adopt, source)
@@ -369,7 +371,9 @@ async def test_trial_failed_removes_the_engine_built_ahead_and_keeps_its_pin(sho
 
 
 @pytest.mark.parametrize("error", [BuildFailed("it crashed"), EngineUnusable("out of memory")], ids=type)
-async def test_trial_without_outcome_is_repeated_for_an_engine_built_ahead(shop: Workshop, error: EdgedError) -> None:
+async def test_adoption_without_outcome_is_repeated_for_an_engine_built_ahead(
+    shop: Workshop, error: EdgedError
+) -> None:
     source = ahead_for(shop)
     for failures in range(1, 4):
         engine = await shop.make(error, Adopt, source)
@@ -380,7 +384,7 @@ async def test_trial_without_outcome_is_repeated_for_an_engine_built_ahead(shop:
     assert source in shop.store.records(), "it stays until a build replaces it"
 
 
-async def test_trial_interrupted_by_a_crash_of_the_box_counts_after_restart(shop: Workshop, reboot: Path) -> None:
+async def test_adoption_interrupted_by_a_crash_of_the_box_counts_after_restart(shop: Workshop, reboot: Path) -> None:
     source = ahead_for(shop)
     shop.builder.gate.clear()
     shop.start(Adopt, source=source)
@@ -393,7 +397,7 @@ async def test_trial_interrupted_by_a_crash_of_the_box_counts_after_restart(shop
 
 
 @pytest.mark.parametrize("error", [Superseded("it was replaced"), OutOfSpace("it does not fit")])
-async def test_trial_superseded_or_without_space_is_retried(shop: Workshop, clock: Clock, error: EdgedError) -> None:
+async def test_adoption_superseded_or_without_space_is_retried(shop: Workshop, clock: Clock, error: EdgedError) -> None:
     source = source_for(shop)
     engine = await shop.make(error, Adopt, source)
     assert (engine.state, engine.adoptable, engine.retry_at > clock.now) == (S.FAILED, source, True)

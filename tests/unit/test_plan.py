@@ -495,7 +495,7 @@ def test_plan_after_restart_remembers_attempts_at_the_engine(store: Store, log: 
 # -- adoption ---------------------------------------------------------------------------------------------------------
 
 
-def test_trial_of_an_engine_for_another_driver_comes_before_a_build(store: Store) -> None:
+def test_adoption_of_an_engine_for_another_driver_comes_before_a_build(store: Store) -> None:
     source = put(store, of_another())
     found = last(planned(store))
     assert (found.state, found.adoptable) == (S.ABSENT, source)
@@ -507,7 +507,7 @@ def by_key(*records: EngineRecord) -> dict[str, EngineRecord]:
     return {EngineKey(record.parts).digest: record for record in records}
 
 
-def test_trial_uses_the_newest_candidate() -> None:
+def test_adoption_uses_the_newest_candidate() -> None:
     wanted = PlannedEngine(key_of(model(), RECIPE), RECIPE)
     old, new = of_another(1.0), of_another(2.0, cpu__model="N200", cpu__signature="7")
     ours, other = of_another(9.0, **OTHER_RUNTIME), of_another(9.0, Recipe("onnxruntime"))
@@ -528,7 +528,7 @@ def test_trial_uses_the_newest_candidate() -> None:
     ],
     ids=["rejected", "evicted", "evicted, files left", "no files", "precision", "model", "itself"],
 )
-def test_trial_excludes_evicted_rejected_and_other_engines(record: EngineRecord) -> None:
+def test_adoption_excludes_evicted_rejected_and_other_engines(record: EngineRecord) -> None:
     wanted = PlannedEngine(key_of(model(), RECIPE), RECIPE)
     assert adoptable(wanted, by_key(record)) == ""
     assert adoptable(wanted, {}) == ""
@@ -544,7 +544,7 @@ def built_ahead(accepted: bool = False, **facts: str) -> EngineRecord:
 
 
 @pytest.mark.parametrize("driver_change", ["verify", "rebuild"])
-def test_trial_of_an_engine_built_ahead_comes_before_its_use(store: Store, driver_change: str) -> None:
+def test_adoption_of_an_engine_built_ahead_comes_before_its_use(store: Store, driver_change: str) -> None:
     key = put(store, built_ahead())
     found = last(planned(store, on_driver_change=driver_change))
     assert (found.digest, found.state, found.adoptable, found.is_usable) == (key, S.ABSENT, key, False)
@@ -553,7 +553,7 @@ def test_trial_of_an_engine_built_ahead_comes_before_its_use(store: Store, drive
     assert (view.usable, view.state, view.adoptable) == (False, S.ABSENT, key)
 
 
-def test_trial_of_an_engine_built_ahead_makes_it_an_ordinary_engine(store: Store) -> None:
+def test_adoption_of_an_engine_built_ahead_makes_it_an_ordinary_engine(store: Store) -> None:
     standard = desired(box(), model())[-1].standard
     put(store, msgspec.structs.replace(built_ahead(accepted=True), standard=standard))
     found = last(planned(store))
@@ -575,7 +575,7 @@ NOT_TRIED: dict[str, tuple[list[EngineRecord], int, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("case", NOT_TRIED)
-def test_trial_is_not_planned(store: Store, log: AttemptLog, case: str) -> None:
+def test_adoption_is_not_planned(store: Store, log: AttemptLog, case: str) -> None:
     records, failures, settings = NOT_TRIED[case]
     for each in records:
         put(store, each)

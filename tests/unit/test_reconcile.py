@@ -421,12 +421,12 @@ def _then(passing: st.SearchStrategy[list[str]], lasting: st.SearchStrategy[str]
     return st.tuples(passing, lasting).map(lambda both: (*both[0], both[1]))
 
 
-_TRIALS = _then(_PASSING, st.sampled_from(("good", "good", "rejected", "failed")))
+_ADOPTIONS = _then(_PASSING, st.sampled_from(("good", "good", "rejected", "failed")))
 _FATE = st.builds(
     Fate,
     builds=_then(_PASSING, _LASTING),
     opens=_then(_OPENS, st.sampled_from(("good", "good", "good", "refused"))),
-    trials=_TRIALS,
+    adoptions=_ADOPTIONS,
     costs=_COSTS,
 )
 _REFERENCE_FATE = st.builds(
@@ -435,7 +435,7 @@ _REFERENCE_FATE = st.builds(
         _PASSING.map(lambda some: [o for o in some if o != "unsuitable"]), st.sampled_from(("good", "rejected"))
     ),
     opens=_then(_REFERENCE_OPENS, st.sampled_from(("good", "good", "good", "good", "refused"))),
-    trials=_then(st.just([]), st.sampled_from(("good", "rejected"))),
+    adoptions=_then(st.just([]), st.sampled_from(("good", "rejected"))),
     costs=st.just((1.0,)),
 )
 _FATES = st.fixed_dictionaries(

@@ -133,15 +133,51 @@ def test_measure_asks_a_slow_model_a_few_times_only(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(timing, "_BLOCK_SECONDS", 0.01)
     engine, reference = Counted(0.02), Counted(0.02)
     found = measure(lambda form: engine, [ONE_INSTANCE], reference, INPUTS, lambda session: True, seconds=0.0)
-    assert (engine.count, reference.count) == (2 + 3 * 2, 2 + 3)
+    assert (engine.count, reference.count) == (3 + 3 * 2, 3 + 3)
     assert found.speeds[0].latency_ms < 100, "the first inference is not timed"
+
+
+def test_measure_warms_a_fast_engine_of_a_slow_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "_BLOCK_SECONDS", 0.02)
+    last: list[Single] = []
+
+    class Cached(Single):
+        """A session that takes longer if another session ran before."""
+
+        def __init__(self, seconds: float) -> None:
+            self._seconds = seconds
+
+        def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+            time.sleep(self._seconds * (1 if last and last[0] is self else 5))
+            last[:] = [self]
+            return {}
+
+    engine, reference = Cached(0.002), Cached(0.02)
+    (speed,) = measure(lambda form: engine, [ONE_INSTANCE], reference, INPUTS, lambda session: True, seconds=0.0).speeds
+    assert speed.latency_ms < 8
+
+
+def test_one_interruption_does_not_shorten_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 0.1])
+
+    class Interrupted(Single):
+        count = 0
+
+        def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+            Interrupted.count += 1
+            time.sleep(next(times, 0.0001))
+            return {}
+
+    monkeypatch.setattr(timing, "_BLOCK_SECONDS", 0.05)
+    measure(lambda form: Interrupted(), [ONE_INSTANCE], Single(), INPUTS, lambda session: True, seconds=0.0)
+    assert Interrupted.count >= 3 + 3 * (11 + 11)
 
 
 def test_measure_times_the_reference_once_if_it_is_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "_BLOCK_SECONDS", 0.01)
     reference = Counted(0.02)
     found = measure(lambda form: reference, [ONE_INSTANCE], reference, INPUTS, lambda session: True, seconds=0.0)
-    assert reference.count == 2 + 3 * 2
+    assert reference.count == 3 + 3 * 2
     assert found.speeds[0].latency_ms == found.speeds[0].reference_ms
     assert found.blocks.engine == found.blocks.reference
 

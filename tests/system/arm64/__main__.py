@@ -86,11 +86,10 @@ def _test(arguments: argparse.Namespace) -> int:
         box.install()
         print(f"{sysroot.version_of(system.emulator)}, as {processor}", flush=True)
         box.tell()
-        earlier = None
-        if not arguments.tests:
-            earlier = Earlier(cache / "passed", box.digest(), is_continued=bool(setting("ARM64_CONTINUE")))
         chosen = suites.parts(arguments.suite or list(suites.SUITES), arguments.tests)
-        outcomes = turns.take(box, chosen, manner, earlier)
+        # Named tests, and tests that pytest's options select, are not whole parts.
+        earlier = None if arguments.tests or manner.options else Earlier(cache / "outcomes", box.digest(manner))
+        outcomes = turns.take(box, chosen, manner, earlier, is_continued=setting("ARM64_CONTINUE") == "1")
     print("\non aarch64:", *suites.summary(outcomes), sep="\n")
     print(f"all: {time.monotonic() - start:.0f} s, {manner.jobs} at a time")
     return int(not all(outcome.is_good for outcome in outcomes))

@@ -76,9 +76,9 @@ class Box:
         # Some packages have files for other Python versions, which do not compile. Emulated imports compile slowly.
         writing.run([python, "-m", "compileall", "-qq", "-j2", library, _HOME], _PREPARING)
 
-    def digest(self) -> str:
-        """Return a digest of all code on the machine, and of the emulated processor."""
-        words = [(self._root / _HOME.strip("/") / "stamp").read_text(), repr(self._machine)]
+    def digest(self, manner: Manner) -> str:
+        """Return a digest of all code on the machine, the emulated processor, and the factor for time limits."""
+        words = [(self._root / _HOME.strip("/") / "stamp").read_text(), repr(self._machine), str(manner.patience)]
         return digest_of(words, [self._tree, self._cache / "edged"])
 
     def tell(self) -> None:

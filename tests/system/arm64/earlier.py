@@ -1,4 +1,4 @@
-"""Good outcomes of an interrupted run, so that a run of the same code can continue it."""
+"""Outcomes of an interrupted run, so that a run of the same code can continue it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from tests.system.arm64.suites import Outcome, Part
 
 
 class Earlier:
-    """The file of good outcomes. `digest` identifies the code: outcomes of other code do not count."""
+    """The file of outcomes. Each line has a digest of the code, and an outcome as JSON. Lines of other code are
+    removed."""
 
-    def __init__(self, file: Path, digest: str, *, is_continued: bool) -> None:
-        self._file, self._digest = file, digest
-        if not is_continued:
-            file.unlink(missing_ok=True)
+    def __init__(self, file: Path, digest: str) -> None:
+        self._file, self._digest = file, digest.encode()
+        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+        file.write_bytes(b"".join(line for line in lines if line.startswith(self._digest) and line.endswith(b"\n")))
 
-    def outcomes(self) -> dict[Part, Outcome]:
-        if not self._file.exists():
-            return {}
-        lines = (msgspec.json.decode(line, type=tuple[str, Outcome]) for line in self._file.read_bytes().splitlines())
-        return {outcome.part: outcome for digest, outcome in lines if digest == self._digest}
+    def passed(self) -> dict[Part, Outcome]:
+        """Return the last outcome of each part, if it is good."""
+        texts = (line.removeprefix(self._digest) for line in self._file.read_bytes().splitlines())
+        outcomes = {outcome.part: outcome for outcome in (msgspec.json.decode(text, type=Outcome) for text in texts)}
+        return {part: outcome for part, outcome in outcomes.items() if outcome.is_good}
 
     def add(self, outcome: Outcome) -> None:
-        """Keep the outcome of a part, if it is good."""
-        if outcome.is_good:
-            with self._file.open("ab") as file:
-                file.write(msgspec.json.encode((self._digest, outcome)) + b"\n")
+        with self._file.open("ab") as file:
+            file.write(self._digest + msgspec.json.encode(outcome) + b"\n")
 
 
 def digest_of(words: Iterable[str], folders: Iterable[Path]) -> str:

@@ -1,4 +1,5 @@
-"""Lengthen the waits of tests for an emulated processor. The conditions stay the same."""
+"""Lengthen the waits of tests for an emulated processor, and lower the frame rates of their cameras. What they expect
+stays the same."""
 
 from __future__ import annotations
 

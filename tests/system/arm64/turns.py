@@ -44,10 +44,13 @@ class _Turn:
         return Outcome(self._part, status, seconds, self.running.processor_seconds, **reported)
 
 
-def take(box: Tester, parts: Sequence[Part], manner: Manner, earlier: Earlier | None = None) -> list[Outcome]:
-    """Run all parts except those that an earlier run of the same code has passed; return the outcomes of all. At the
-    time limit, running parts are killed; these and all parts not yet started count as failed."""
-    passed = earlier.outcomes() if earlier is not None else {}
+def take(
+    box: Tester, parts: Sequence[Part], manner: Manner, earlier: Earlier | None = None, *, is_continued: bool = False
+) -> list[Outcome]:
+    """Run all parts, and keep their outcomes in `earlier`; if `is_continued`, leave out the parts that have passed
+    according to `earlier`. Return the outcomes of all parts. At the time limit, running parts are killed; these and all
+    parts not yet started count as failed."""
+    passed = earlier.passed() if earlier is not None and is_continued else {}
     outcomes = [passed[part] for part in parts if part in passed]
     for number, outcome in enumerate(outcomes, 1):
         print(f"{number}/{len(parts)}".rjust(6), outcome, "in an earlier run", flush=True)
