@@ -120,7 +120,7 @@ _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]{6,}")
 _MAC = re.compile(r"(?i)(?<![0-9a-f])[0-9a-f]{2}(?:([:-])[0-9a-f]{2})(?:\1[0-9a-f]{2}){4}(?![0-9a-f])")
 _IPV4 = re.compile(r"(?<!\d)(?<!\d\.)\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)")
 _IPV6 = re.compile(
-    r"(?i)(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}"
+    r"(?i)(?<![\w:])(?:[0-9a-f]{0,4}:){2,8}"  # the eighth colon follows the address
     r"(?:\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\d)|[0-9a-f]{0,4}(?:%\w+)?(?![\w:]|\.\d))"
 )
 _BRACKET = re.compile(r"(?i)%5([bd])")  # as gRPC writes the brackets of an IPv6 address

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from edged.device.root import Root
 from edged.doctor import box_report
@@ -91,6 +91,8 @@ PLAIN = box_report.render(box_report.redacted(report(), Identity())).lower()
 
 @QUICK
 @given(SHAPED, BEFORE, AFTER)
+@example("2001:db8:0:1:2:3:4:5", "", ": refused")
+@example("::1:0:0:1:0:0", "", ": refused")
 def test_report_with_text_in_the_form_of_a_secret_is_redacted(secret: str, before: str, after: str) -> None:
     text = f"{before}{secret}{after}"
     found = box_report.render(box_report.redacted(report(text, text), Identity())).lower()
