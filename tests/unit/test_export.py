@@ -96,7 +96,7 @@ def test_checkpoint_with_much_other_data_is_refused_for_that(tmp_path: Path, mon
     monkeypatch.setattr(source, "_LARGEST", 10)
     with zipfile.ZipFile(tmp_path / "large.pt", "w") as archive:
         archive.writestr("large/data.pkl", b"x" * 11)
-    with pytest.raises(Refused, match="large.pt") as refused:
+    with pytest.raises(Refused, match="pkl") as refused:
         globals_of(tmp_path / "large.pt")
     assert "not a checkpoint" not in str(refused.value)
 
