@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import typing
 from pathlib import Path
@@ -38,9 +39,13 @@ def test_key_has_a_meaning_and_an_example_if_its_default_is_empty(key: Key) -> N
 def test_each_key_is_read_somewhere() -> None:
     """The other tests pass for a key that nothing reads."""
     package = Path(edged.__file__).parent
-    files = [path for path in package.rglob("*.py") if package / "proto" not in path.parents]
-    read = {name for path in files for name in re.findall(r"\.([a-z]\w*)", path.read_text())}
-    assert {key.path[-1] for key in KEYS} - read == set()
+    unread = {key.path[-1] for key in KEYS}
+    for path in package.rglob("*.py"):
+        if package / "proto" in path.parents or path == package / "config" / "schema.py":
+            continue
+        if unread & set(re.findall(r"\.([a-z]\w*)", text := path.read_text())):  # parsing all files takes seconds
+            unread -= {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+    assert not unread
 
 
 def test_tables_have_a_meaning_and_their_keys_first() -> None:

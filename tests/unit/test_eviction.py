@@ -124,7 +124,7 @@ def test_classify_opening_building_and_pinned_engines_are_needed(house: House) -
     assert EvictionClass.NEEDED not in {house.eviction().eviction_class(key) for key in (stale, one.digest, two.digest)}
 
 
-def test_classify_source_of_a_adoption_is_spare(house: House) -> None:
+def test_classify_source_of_an_adoption_is_spare(house: House) -> None:
     key = house.stale()
     house.reference.adoptable = key
     assert house.eviction().eviction_class(key) is EvictionClass.SPARE
