@@ -191,7 +191,7 @@ class Capture:
         self._outputs.on_result(result)
 
     def _report(self) -> None:
-        """Report about once a second, and at once if the state changes."""
+        """Send a report roughly every second, and immediately when the state changes."""
         while not self._stopped.is_set():
             self._send_report()
             self._news.wait(_PERIOD)

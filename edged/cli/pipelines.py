@@ -10,7 +10,7 @@ from edged.cli.targets import DEFAULT_TARGETS, Targets
 def pipelines(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """Show each pipeline: its models, its state, frames and crops.
 
-    A pipeline is two models that answer frames together: the second model gets a crop of each detection of the first.
+    A pipeline runs two models on each frame: the second model gets a crop of each detection of the first.
     Pipelines are tables [pipelines.NAME] in the configuration file.
 
     FRAMES and CROPS are counted since the daemon started. LEFT OUT counts detections that have a class of the pipeline

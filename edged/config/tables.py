@@ -92,8 +92,8 @@ class Describe(Table, frozen=True):
 
 
 class Pipeline(Table, frozen=True):
-    """Two models that answer frames together: the second gets a crop of each detection of the first. Clients and
-    cameras use the name of a pipeline like the name of a model."""
+    """Runs two models on each frame: the second gets a crop of each detection of the first. Clients and cameras use the
+    name of a pipeline like the name of a model."""
 
     detect: Annotated[str, Meta(description="The detector that gets the frames.", examples=["plates"])]
     then: Annotated[

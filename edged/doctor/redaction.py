@@ -180,7 +180,7 @@ def _is_secret(kind: str, text: str) -> bool:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return a pattern for the text in upper or lower case; a short text matches only as a whole word."""
+    """Return a pattern that finds the text and ignores case; a short text matches only as a whole word."""
     escaped = re.escape(text)
     is_word = len(text) < _LONG
     return re.compile(f"(?i)(?<![A-Za-z0-9]){escaped}(?![A-Za-z0-9])" if is_word else f"(?i){escaped}")

@@ -9,8 +9,8 @@ stored average, so the average follows the seasons. No picture is judged until t
 pictures. So a camera that turns all the time rarely raises an alarm.
 
 An alarm needs several unusual pictures in a row (`Tally`). Unusual pictures do not change what is usual. But if the
-alarm lasts longer than a day and longer than `learn_hours`, the camera is learned again. The new pictures then become
-usual.
+alarm lasts longer than a day and longer than `learn_hours`, what is usual for this camera is learned again from new
+pictures.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ def _nearest(past: Past, seen: Seen, hour: int | None) -> dict[str, float] | Non
 
 
 def _learned(past: Past, seen: Seen, hour: int | None, found: dict[str, float]) -> Past:
-    """Return the past with the picture `seen` included in the means. `found` has the distances between `seen` and the
-    usual picture; it is empty if they are unknown."""
+    """Return `past` with the picture `seen` mixed into its averages. `found` has the distances between `seen` and the
+    usual picture; it is empty if no usual picture is known."""
     key = -1 if hour is None else hour
     spreads = past.spreads | {name: past.spreads.get(name, Spread()).after(each) for name, each in found.items()}
     return msgspec.structs.replace(past, usual=past.usual | {key: _mixed(past.usual.get(key), seen)}, spreads=spreads)

@@ -45,8 +45,8 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 class JobProcess:
     """A child of the job server: its pid, and the ends of its standard output and error that the daemon reads.
 
-    While the server lives, no other process gets the pid before `close`. `close` sets `returncode`, which has the same
-    meaning as in `subprocess`.
+    The kernel does not reuse the pid until `close` is called or the server ends. `close` sets `returncode`, which has
+    the same meaning as in `subprocess`.
     """
 
     def __init__(self, server: _Server, pid: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:

@@ -104,7 +104,8 @@ class Pipelines:
         )
 
     def _steps(self, name: str, rule: PipelineRule) -> Steps:
-        """Return the slots of a pipeline. Raises NotReady or InvalidInput if the pipeline cannot answer frames."""
+        """Return the slots of a pipeline's two models. Raises NotReady or InvalidInput if the pipeline cannot answer
+        frames."""
         try:
             detect, then = self._able(rule)
         except EdgedError as error:

@@ -275,7 +275,7 @@ class _Work:
             proof = await self._proof(out, after, evaluate=False)
         except EdgedError as error:
             weights.unlink(missing_ok=True)
-            self.left_out.append(f"simplify: {str(error).removeprefix('simplify is left out: ')}")
+            self.left_out.append(f"simplify: {str(error).removeprefix('simplify is skipped: ')}")
             return
         before, became = f"{made.before} nodes", f"{made.after} nodes"
         self.done.append(Done(Step.SIMPLIFY.value, before, became, proof, (f"by {made.by}",)))

@@ -415,7 +415,10 @@ def checked(
     except ConfigError as error:
         raise Refused(str(error)) from None
     if not is_signed(signed.signer, signed.signature, signed.content):
-        raise Refused(f"the manifest was altered: its signature is not that of {signer or 'the named key'}")
+        key_of = f"the key of {signer}" if signer else "the key that the manifest names"
+        raise Refused(
+            f"the manifest or its signature was altered: the signature does not match the content and {key_of}"
+        )
     if not signer:
         raise Untrusted(
             "the manifest is signed with a key that is not trusted; to trust this key: edged fleet trust NAME"

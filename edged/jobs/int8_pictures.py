@@ -1,9 +1,10 @@
 """Chooses the pictures that calibrate an int8 model, and other pictures on which the model is compared with float32.
 
-The user's pictures come first, then frames that were collected from the user's cameras. Pictures that edged draws
-follow, because engines are verified on drawn pictures as well. Every fourth of the user's pictures and frames is set
-aside for the comparison, which chooses ranges and layers. Engines are judged later on pictures that neither calibration
-nor the comparison uses.
+The user's pictures come first, then frames that were collected from the user's cameras, then pictures that edged draws.
+Every fourth of the user's pictures and frames is set aside for the comparison, which chooses ranges and layers.
+
+Later the engine is verified on all of the user's pictures, also on those that are used here. The drawn pictures of
+verification, and the frames on which engines are judged, are used neither for calibration nor for the comparison.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
 
 def keep_inputs(proto: onnx.ModelProto, names: Set[str]) -> None:
     """Remove all inputs of the main graph except `names`, so that a runtime treats initializers as constants and folds
-    them. Raise the IR version if it requires initializers to be inputs."""
+    them. Increase the IR version if it is so old that initializers must be inputs."""
     kept = [value for value in proto.graph.input if value.name in names]
     del proto.graph.input[:]
     proto.graph.input.extend(kept)

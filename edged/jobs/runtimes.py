@@ -76,7 +76,7 @@ def find_support(backend: Backend) -> jobs.RuntimeSupport:
 
 
 def takes_anything(backend: Backend) -> bool:
-    """Whether a runtime opens the one-node model with the versions that every runtime should accept."""
+    """Whether a runtime opens a model of one Relu node whose opset and IR version every runtime should accept."""
     return takes(backend, one_node.relu(_OPSET, _IR))
 
 

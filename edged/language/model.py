@@ -310,7 +310,7 @@ class PlannedLanguageModel:
                 await tasks.until_set(self._changed, backoff.after(time.monotonic() - began))
 
     async def _until_lost(self, pause: float) -> bool:
-        """Wait until something has changed, at most for `pause` seconds; return whether the host was lost."""
+        """Wait until `_changed` is set or the host ends, at most `pause` seconds. Return whether the host ended."""
         host = self.host
         waits = [asyncio.ensure_future(self._changed.wait())]
         if host is not None:

@@ -155,7 +155,8 @@ class Demand:
 
     def is_high(self, now: float) -> bool:
         """Whether there is enough work for several inferences at a time. Call this method regularly. The result becomes
-        true when the mean is high, and false only after the mean has been low for ten seconds."""
+        true when the mean number of frames and requests reaches 1.5, and false only after the mean has been below 1.1
+        for ten seconds."""
         self._advance(now)
         if self._mean >= _MANY:
             self._is_high = True

@@ -75,8 +75,8 @@ class AttemptLog:
         return Attempts(known.failures + more, _ENDED if more else known.reason, stopped=known.stopped)
 
     def _counted(self, key: str) -> Attempts:
-        """Return the failures of an engine. If the box restarted during an attempt, that attempt is included. Attempts
-        during which only edged ended are not included in `failures`; `cut` counts them."""
+        """Return the failures of an engine. If the box restarted during an attempt, that attempt is included. If only
+        edged ended, the attempt is counted in `cut`, not in `failures`."""
         known = self._known.get(key, Attempts())
         if known.by != __version__ and known.stopped != "cancelled":
             known = Attempts(running=known.running)

@@ -2,9 +2,10 @@
 
 `format.json` says which format the directory has and which edged wrote it. A newer format is refused, because an older
 edged could not read some files, and would act as if these files were missing. Before a new edged changes an older
-format, it copies the directory with hard links. The copy takes no space. It never changes, because edged never changes
-a file of the state in place, but replaces the file. The directory gets the mark of the new format only when the new
-edged can serve.
+format, it copies the directory, without collected frames, with hard links. The copy takes hardly any space at first.
+edged replaces each file of the state and does not change it in place, so the files in the copy stay the same. The only
+exceptions are the audit log and trace files, which grow in the copy too. The directory gets the mark of the new format
+only when the new edged can serve.
 
 Increase FORMAT only if an older edged can no longer use the files of this one, not for each new file or field.
 """

@@ -124,8 +124,8 @@ def compare(expected: Content, found: Content) -> tuple[str, float]:
     if not (isinstance(expected, Anomaly) and isinstance(found, Anomaly)):  # a family of another package
         kinds = " and ".join(type(each).__name__ for each in (expected, found))
         raise EngineUnusable(
-            f"the answers to one picture cannot be compared, because the model's family decoded them to {kinds};"
-            " correct the family"
+            f"the family decoded the answers to one picture to two different types, {kinds}, so they cannot be"
+            " compared; change the family's code so that it always returns the same type"
         )
     return "anomaly", abs(expected.score - found.score) / max(abs(expected.score), abs(found.score), _TINY)
 

@@ -89,9 +89,9 @@ class Preparer:
             )
 
     def reduction(self, width: int, height: int, roi: Roi | None = None) -> float:
-        """Return the largest factor by which `decode_reduced` may reduce a picture of width x height, so that it need
-        not be enlarged afterwards. A reduction moves boxes slightly, so the factor is 1 if the model's settings do not
-        allow it. It is also 1 for a tilted region, whose sides would no longer have whole pixels.
+        """Return the largest factor by which `decode_reduced` may reduce a picture of width x height without making it
+        smaller than the model's input needs. A reduction moves boxes slightly, so the factor is 1 if the model's
+        settings do not allow it. It is also 1 for a tilted region, whose sides would no longer have whole pixels.
 
         Safe to call from other threads. Raises InvalidInput like `prepare`.
         """

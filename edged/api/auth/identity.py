@@ -39,8 +39,8 @@ CURRENT: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who makes a call: a user (`uid`) or any member of a group (`gid`); anyone if both are None. `name` distinguishes
-    clients."""
+    """A caller, for checks of file permissions: the user `uid`, or any member of the group `gid`. If both are None, the
+    caller may do only what everyone may do. `name` distinguishes clients."""
 
     name: str
     uid: int | None = None

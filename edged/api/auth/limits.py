@@ -99,7 +99,8 @@ class ClientLimits:
         usage.size += size
 
     def hold(self, usage: Usage, size: int) -> None:
-        """Add the bytes of a request that began with size 0; pass the same `size` to `end`. Raises ClientLimited."""
+        """Add the `size` of a request after `request` was called for it with size 0, because its size was not known.
+        Pass the same `size` to `end`. Raises ClientLimited."""
         if usage.size and usage.size + size > self.bounds.size:
             raise self._too_many_bytes(usage)
         usage.size += size

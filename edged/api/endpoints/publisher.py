@@ -136,7 +136,8 @@ def encode(fields: Fields) -> bytes:
 
 
 def delivered(echo: Echo, delivery: Delivery[Any]) -> Fields:
-    """Return the result of one frame. `outputs` describes raw outputs; their bytes are not part of the JSON."""
+    """Return the result of one frame as fields for JSON. The field `outputs` only describes raw outputs, without their
+    bytes."""
     fields: Fields = {
         **msgspec.structs.asdict(echo),
         "received_unix_ns": delivery.received_ns,

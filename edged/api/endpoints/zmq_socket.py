@@ -89,8 +89,8 @@ class BoundSocket:
         return bound.rstrip(b"\0").decode()
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool | None:
-        """Send a message without waiting. Return True if it was sent, False if its peer has disconnected, None if the
-        peer does not read."""
+        """Send a message without waiting. Return True if it was sent, False if the receiver has disconnected, None if
+        the receiver's queue is full because it does not read."""
         try:
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)

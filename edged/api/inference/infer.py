@@ -243,8 +243,8 @@ def _sequencing(request: Request, served: _Served, asked: Options) -> Sequencing
     missing = [state.input for state in plan.states if state.input not in given]
     if missing and not asked.sequence:
         raise InvalidTensor(
-            f"input {missing[0]!r} is missing; send this state of the model, or set 'sequence_id', so that edged keeps"
-            " the state"
+            f"input {missing[0]!r} is missing: it is a state of the model; send it, or set 'sequence_id' to let edged"
+            " keep it"
         )
     return plan if missing else None  # None: a client that sends all states itself needs no sequence
 

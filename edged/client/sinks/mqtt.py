@@ -168,7 +168,7 @@ class Mqtt(Sink):
         self._published_readings = found
 
     def _publish_text(self) -> None:
-        """Publish the text if it changed. Publish the text's entity before the first text."""
+        """Publish the text if it changed. Before the first text, publish the Home Assistant entity that shows it."""
         if self._text is None or (self._published_text is not None and self._text.text == self._published_text.text):
             return
         if not self._has_text_entity:

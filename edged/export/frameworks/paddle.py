@@ -1,5 +1,5 @@
 """Inference models of PaddlePaddle: a folder with a program (`.json` or `.pdmodel`) and its weights (`.pdiparams`),
-exported by paddle2onnx. The file keeps the open dimensions of the program."""
+exported by paddle2onnx. Dimensions that the program leaves open are also open in the ONNX file."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def simplify(job: Simplify) -> Simplified:
         import onnxslim
     except ImportError as error:
         remedy = packages.install_extra("convert")
-        raise Unsupported(f"simplify is left out: {error}; install it: {remedy}") from error
+        raise Unsupported(f"simplify is skipped: {error}; install the extra: {remedy}") from error
     original = _load(path)
     before = len(original.graph.node)
     try:

@@ -291,6 +291,7 @@ def not_decoded(what: str) -> Claim:
 
 
 def undecided(what: str, *families: str) -> Claim:
-    """Return a claim without a family, for a model whose tensors may be those of `families`. The user decides with the
-    setting `family`. `recognise` keeps the families whose `claim` accepts the model, and names them in the reason."""
+    """Return a claim that names several `families` but chooses none, so that the user chooses with the setting
+    `family`. Later `recognise` removes the families that do not accept the model, and names the others in the
+    reason."""
     return Claim(None, what, between=families)

@@ -96,7 +96,8 @@ class Detr(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Suggest the families whose outputs have these names. Only the setting `family` can show which is right."""
+        """If the outputs have the names of a DETR export, suggest the families that use these names. Only the setting
+        `family` can decide between them."""
         names = set(evidence.output_names)
         if names not in ({_LOGITS, _BOXES}, {_OLDER_LOGITS, _BOXES}) or cls.claim(evidence, "") is None:
             return None
