@@ -176,13 +176,21 @@ def _shifted(answers: Answers, found: Comparison, usual: Tolerance, precision: s
     answers = msgspec.structs.replace(answers, shift=answers.shift + weight * (shift - answers.shift), figure=figure)
     if not is_exact and len(answers.first) < _FIRST:
         return msgspec.structs.replace(answers, first=(*answers.first, moved))
-    level, spread = (statistics.fmean(answers.first), statistics.pstdev(answers.first)) if answers.first else (0.0, 0.0)
+    level, spread = _level_and_spread(answers.first)
     allowed, raised = test.allowed + spread, test.raised + _SPREADS * spread
     above = min(max(0.0, answers.above + moved - level - allowed), raised)
     below = min(max(0.0, answers.below - moved + level - allowed), raised)
     is_shifted = max(above, below) >= raised if not answers.is_shifted else max(above, below) > raised / 2
     most = (abs(level) + allowed) * unit
     return msgspec.structs.replace(answers, above=above, below=below, is_shifted=is_shifted, allowed=most)
+
+
+def _level_and_spread(values: tuple[float, ...]) -> tuple[float, float]:
+    """Return the mean and the standard deviation; zeros for no values."""
+    if not values:
+        return 0.0, 0.0
+    level = statistics.fmean(values)
+    return level, math.sqrt(statistics.fmean((value - level) ** 2 for value in values))
 
 
 def _shift(found: Comparison) -> tuple[str, float]:

@@ -42,11 +42,11 @@ def measure(picture: Image) -> PictureStatistics:
     small = cv2.resize(picture, (_COLUMNS * _SCALE, _ROWS * _SCALE), interpolation=cv2.INTER_AREA)
     grey = cv2.cvtColor(small, cv2.COLOR_BGR2GRAY)
     counts = np.bincount(grey.ravel() // (256 // STEPS), minlength=STEPS)
-    cells = grey.reshape(_ROWS, _SCALE, _COLUMNS, _SCALE).mean(axis=(1, 3))
-    blue, green, red = small.reshape(-1, 3).mean(axis=0)
+    cells = cv2.resize(grey.astype(np.float32), (_COLUMNS, _ROWS), interpolation=cv2.INTER_AREA)
+    blue, green, red, _ = cv2.mean(small)
     return PictureStatistics(
-        light=tuple(round(float(each), 4) for each in counts / grey.size),
+        light=tuple(round(each, 4) for each in (counts / grey.size).tolist()),
         contrast=round(float(grey.std()), 2),
-        layout=tuple(round(float(each), 1) for each in cells.ravel()),
-        colour=(round(float(blue - green), 1), round(float(red - green), 1)),
+        layout=tuple(round(each, 1) for each in cells.ravel().tolist()),
+        colour=(round(blue - green, 1), round(red - green, 1)),
     )
