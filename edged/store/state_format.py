@@ -28,7 +28,7 @@ FORMAT = 1
 FILE = "format.json"
 # Names in the state directory itself. Pictures of cameras are not copied, because no copy of a removed picture may
 # remain.
-_NOT_COPIED = ("lock", "frames", "before-format-*", ".before-format-*")
+_NOT_COPIED = ("lock", "frames", "drift", "events", "before-format-*", ".before-format-*")
 
 
 class Mark(msgspec.Struct, frozen=True):

@@ -47,7 +47,8 @@ def test_claim_older_format_keeps_a_copy_that_the_older_version_accepts(tmp_path
     (tmp_path / "models/doors").mkdir(parents=True)
     (tmp_path / "models/doors/model.onnx").write_bytes(b"onnx")
     (tmp_path / "models/frames").mkdir()
-    (tmp_path / "frames/doors").mkdir(parents=True)  # pictures of cameras
+    for pictures in ("frames", "drift", "events"):
+        (tmp_path / pictures / "doors").mkdir(parents=True)
     (tmp_path / "lock").touch()
     claim(tmp_path, "0.2.0", ours=2)
     claim(tmp_path, "0.3.0", ours=3)
@@ -56,7 +57,7 @@ def test_claim_older_format_keeps_a_copy_that_the_older_version_accepts(tmp_path
     assert (copy / "models/doors/model.onnx").samefile(tmp_path / "models/doors/model.onnx")
     assert (copy / "models/frames").is_dir()
     assert not (copy / "lock").exists()
-    assert not (copy / "frames").exists()
+    assert not any((copy / pictures).exists() for pictures in ("frames", "drift", "events"))
     assert not (tmp_path / "before-format-3/before-format-2").exists()
     claim(copy, "0.1.0", ours=1)
     with pytest.raises(Refused):
