@@ -73,7 +73,8 @@ Version: {target.package_version}
 Architecture: {target.arch}
 Maintainer: The edged developers <edged@localhost>
 Installed-Size: {-(-installed_bytes // 1024)}
-Depends: python{target.python}, libc6 (>= {GLIBC}), libgcc-s1, libstdc++6, zlib1g, passwd, init-system-helpers (>= 1.54)
+Pre-Depends: python{target.python}
+Depends: libc6 (>= {GLIBC}), libgcc-s1, libstdc++6, zlib1g, passwd, init-system-helpers (>= 1.54)
 Recommends: systemd
 Suggests: {suggests}
 Conflicts: edged-refresh
@@ -235,8 +236,19 @@ def _run(*command: str, **environment: str) -> str:
 
 def _date() -> int:
     """Return SOURCE_DATE_EPOCH, or the time of the last commit."""
-    given = os.environ.get("SOURCE_DATE_EPOCH")
-    return int(given or _run("git", "-C", str(ROOT), "log", "-1", "--format=%ct"))
+    if given := os.environ.get("SOURCE_DATE_EPOCH"):
+        return int(given)
+    command = ("git", "-C", str(ROOT), "log", "-1", "--format=%ct")
+    done = subprocess.run(command, capture_output=True, text=True, check=False) if shutil.which("git") else None
+    if done is None or done.returncode:
+        why = (
+            done.stderr.strip().splitlines()[-1] if done is not None and done.stderr.strip() else "git is not installed"
+        )
+        raise SystemExit(
+            f"build.py: the time of the last commit is unknown ({why}); set the time of the package's files in seconds:"
+            " SOURCE_DATE_EPOCH=$(date +%s)"
+        )
+    return int(done.stdout)
 
 
 def _wheel(uv: Sequence[str], folder: Path, date: int) -> Path:

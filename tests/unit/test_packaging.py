@@ -50,7 +50,7 @@ def test_control_names_python_architecture_and_flavour(build: ModuleType) -> Non
     assert control["Package"] == "edged"
     assert control["Version"] == "0.1.0+py310.jetson.media-3"
     assert (control["Architecture"], control["Installed-Size"]) == ("arm64", "2")
-    assert control["Depends"].split(", ")[0] == "python3.10"
+    assert control["Pre-Depends"] == "python3.10"
     assert control["Conflicts"] == control["Replaces"] == "edged-refresh"
     assert "nvidia-jetpack" in control["Suggests"]
     assert all(line[0] == " " and len(line) <= 81 for line in control["Description"].splitlines()[1:])
