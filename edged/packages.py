@@ -80,7 +80,7 @@ def is_installed(module: str) -> bool:
 
 
 def _pip(*words: str) -> str:
-    if Path(sys.prefix).is_relative_to(_DEBIAN):
+    if Path(sys.prefix).is_relative_to(_DEBIAN.resolve()):
         names = ", ".join(word.partition(">")[0] for word in words[1:] if not word.startswith("-"))
         if "--force-reinstall" in words:
             return f"reinstall the Debian package edged, which contains {names}"

@@ -2,12 +2,13 @@
 # Installs edged's Debian package on a Jetson with JetPack 6 or 7, for JetPack's Python. Run it again to upgrade.
 #
 #   sudo jetson/install.sh                        builds the package from this checkout, and installs it
+#   sudo EXTRAS=jetson,openvino jetson/install.sh the same with these extras (docs/packages.md)
 #   sudo jetson/install.sh --deb edged_1.0.deb    installs a package from another machine; only apt needs the network
 #   jetson/install.sh --dry-run                   prints the commands without running them
 #   jetson/install.sh --dry-run --root TREE       the same for a recorded box
 set -euo pipefail
 
-EXTRAS=jetson,media,mqtt,tracking
+EXTRAS=${EXTRAS:-jetson,media,mqtt,tracking}
 top=$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")
 deb=
 root=
@@ -73,9 +74,11 @@ echo "${model:-Jetson}: JetPack $jetpack (L4T $l4t), Python $python"
 
 if [ -z "$deb" ]; then
     [ -e "$root/usr/lib/python$python/ensurepip" ] || run apt-get install -y --no-install-recommends python3-venv make
-    run make -C "$top" deb ARCH=arm64 "PY=$python" "EXTRAS=$EXTRAS" "PYTHON=/usr/bin/python$python"
-    version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$top/edged/version.py")
-    deb=$top/dist/edged_$version+py${python/./}.${EXTRAS//,/.}-1_arm64.deb
+    dist=$top/dist/jetson
+    run rm -rf "$dist"
+    run make -C "$top" deb ARCH=arm64 "PY=$python" "EXTRAS=$EXTRAS" "PYTHON=/usr/bin/python$python" "DIST=$dist"
+    deb=$dist/PACKAGE.deb
+    [ -n "$dry" ] || deb=$(echo "$dist"/*.deb)
 fi
 # --reinstall: a checkout's package may have changed, although its version is the same. A changed configuration is kept
 # without a question.

@@ -21,7 +21,7 @@ from edged.errors import EdgedError, InvalidInput
 PAGE = Path(__file__).parents[1] / "jetson" / "VERIFIED.md"
 HEAD = "| date | device | software | backend | tests | by |\n|---|---|---|---|---|---|\n"
 _FOREIGN = re.compile(r"[^A-Za-z0-9 .,:;+()/_-]")
-_LONGEST = 120  # characters of a cell
+_LONGEST, _LONGEST_VERSION = 240, 40  # characters of a cell, and of a version in it
 # Facts that the table shows, with their names in the table.
 _SOFTWARE = {
     "jetson.l4t": "L4T",
@@ -89,9 +89,12 @@ def _row(report: BoxReport, engine: Tried) -> Row:
     facts, kind = report.facts, engine.device.partition(":")[0].partition("-")[0]
     board = facts.get("jetson.model") or facts.get("board.model") or ""
     device = engine.description if not board or board in engine.description else f"{board}: {engine.description}"
-    versions = [f"edged {report.edged}", f"{registry.TITLES[engine.runtime]} {engine.version}"]
+    versions = [
+        f"edged {report.edged}",
+        f"{registry.TITLES[engine.runtime]} {_plain(engine.version, _LONGEST_VERSION)}",
+    ]
     versions += [
-        f"{title} {facts[fact]}"
+        f"{title} {_plain(facts[fact], _LONGEST_VERSION)}"
         for fact, title in _SOFTWARE.items()
         if fact in facts and fact.startswith(_FOR.get(kind, ("-",)))
     ]
@@ -102,10 +105,10 @@ def _row(report: BoxReport, engine: Tried) -> Row:
     return Row(*map(_plain, cells))
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, longest: int = _LONGEST) -> str:
     """Return text of another box as a table cell, without Markdown characters."""
     words = " ".join(_FOREIGN.sub(" ", text).split())
-    return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 3]}..."
+    return words if len(words) <= longest else f"{words[: longest - 3]}..."
 
 
 def added(page: str, new: Iterable[Row]) -> str:

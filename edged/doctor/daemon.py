@@ -55,6 +55,11 @@ class Socket(msgspec.Struct, frozen=True):
     pid: int | None = None
     refusal: str = ""
 
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether this user has no permission to connect."""
+        return "ermission" in self.refusal
+
     @classmethod
     def of(cls, target: str) -> Socket | None:
         """Connect to the socket of a gRPC target and describe it; return None for a network target."""
@@ -77,11 +82,14 @@ class Socket(msgspec.Struct, frozen=True):
 
 
 def silence(target: str, error: EdgedError, known: Socket | None, *, is_named: bool) -> Check:
-    """Return the check of a daemon that does not answer. The result is `wrong` if the user named the daemon or if its
-    socket exists. Otherwise the result is `unknown`."""
-    if known is not None and "ermission" in known.refusal:
+    """Return the check of a daemon that does not answer. The result is `wrong` if the user named the daemon, or if its
+    socket exists and the user may connect. Otherwise the result is `unknown`."""
+    if known is not None and known.is_forbidden:
         message = f"this user has no permission to connect to {known.path}"
-        return wrong(Name.DAEMON, message, f"join the socket's group; to see its name: stat -c %G {known.path}", target)
+        remedy = f"use sudo, or join the socket's group; to see its name: stat -c %G {known.path}"
+        if is_named:
+            return wrong(Name.DAEMON, message, remedy, target)
+        return unknown(Name.DAEMON, message, target, remedy)
     if not is_named and (known is None or not known.exists):
         return unknown(Name.DAEMON, "no daemon runs on the default socket", target, "start the daemon: edged serve")
     if address.is_here(target):
@@ -131,8 +139,10 @@ def connections(known: Socket | None, target: str) -> Check:
     """Check who may connect to the socket."""
     if known is None:
         return unknown(Name.SOCKET, "not applicable: the daemon is reached over the network", target)
+    if known.is_forbidden:
+        return unknown(Name.SOCKET, "not checked: this user has no permission to connect", known.path)
     if known.refusal:
-        remedy = "start the daemon; if the daemon runs already, remove the socket and restart the daemon"
+        remedy = "start the daemon; if it runs already: systemctl restart edged.socket edged-operate.socket edged"
         return wrong(Name.SOCKET, f"cannot connect to {known.path}: {known.refusal}", remedy, known.path)
     if not stat.S_ISSOCK(known.mode):
         return wrong(Name.SOCKET, "the file is not a socket", f"rm {known.path}, and restart the daemon", known.path)

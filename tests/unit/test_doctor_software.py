@@ -253,7 +253,8 @@ def test_status_reports_another_version_a_pause_and_an_alarm() -> None:
         (False, "No such file or directory", True, Result.WRONG),
         (False, "No such file or directory", False, Result.UNKNOWN),
         (True, "Connection refused", False, Result.WRONG),
-        (True, "Permission denied", False, Result.WRONG),
+        (True, "Permission denied", False, Result.UNKNOWN),
+        (True, "Permission denied", True, Result.WRONG),
     ],
 )
 def test_silence_of_a_daemon_that_should_run_is_wrong(
@@ -284,6 +285,9 @@ def test_socket_listener_and_permissions(tmp_path: Path) -> None:
     assert daemon.connections(anyone, "").result is Result.WARNING
     assert daemon.connections(None, "host:1").result is Result.UNKNOWN
     assert daemon.connections(daemon.Socket("/s", True, 0o100644), "").result is Result.WRONG
+    assert daemon.connections(dead, "").result is Result.WRONG
+    forbidden = daemon.Socket("/s", True, 0o140660, refusal="Permission denied")
+    assert daemon.connections(forbidden, "").result is Result.UNKNOWN
 
 
 def test_find_hosts_counts_children_by_backend(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ _STUBS = {
     # A restart starts the release that is current. A release whose file `broken` exists does not start.
     "deb-systemd-invoke": _RECORD
     + 'case "$1 $2" in "restart edged.service")\n'
-    + "[ ! -e HOME/kill ] || { rm HOME/kill; echo auto-restart >HOME/state; kill -9 $PPID; sleep 1; }\n"
+    + "[ ! -e HOME/kill ] || { rm HOME/kill; echo auto-restart >HOME/state; kill -9 $PPID; sleep 0.1; }\n"
     + "[ -e HOME/app/current/broken ] && echo auto-restart >HOME/state || echo running >HOME/state\nesac\n",
     "runuser": _RECORD + "[ ! -e HOME/app/dist/sick ]\n",
     **dict.fromkeys(
