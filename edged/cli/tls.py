@@ -17,6 +17,7 @@ import typer
 
 from edged.cli import common
 from edged.errors import AlreadyExists, EdgedError, InvalidInput, NotFound
+from edged.store import atomic
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _CA_DAYS = 3650
@@ -136,13 +137,11 @@ def _issue(scratch: Path, config: Path, name: str, days: int, section: str, ca: 
 
 
 def _publish(scratch: Path, certificate: Path) -> None:
-    """Move the key and the certificate to their folder. The key is moved first. If the certificate came first
-    and the second move failed, a later run would find the certificate and make no key."""
-    key = certificate.with_suffix(".key")
-    (scratch / "key").chmod(0o600)
-    (scratch / "key").replace(key)
-    (scratch / "certificate").chmod(0o644)
-    (scratch / "certificate").replace(certificate)
+    """Put the key and the certificate into their folder. An interruption leaves no certificate, so that a certificate
+    never has another key, and a later run makes both."""
+    certificate.unlink(missing_ok=True)
+    atomic.write_file(certificate.with_suffix(".key"), (scratch / "key").read_bytes(), 0o600)
+    atomic.write_file(certificate, (scratch / "certificate").read_bytes(), 0o644)
 
 
 def _openssl(*arguments: object) -> None:

@@ -19,8 +19,9 @@ from edged.backends.artefact import Artefact
 from edged.backends.contract import REFERENCE, Composition, Effort, Recipe
 from edged.config.child_limits import AdmissionLimits, Limits
 from edged.engines import child_watch, judging, trials
-from edged.engines.child import run
+from edged.engines.child import ChildLost, run
 from edged.engines.child_watch import Patience
+from edged.engines.desired import reference_recipe
 from edged.engines.families import Families
 from edged.engines.trials import Outcomes, Unread
 from edged.errors import (
@@ -395,7 +396,7 @@ class Builder:
         job = jobs.Verify(
             model.order(task.recipe, artefact),
             str(golden),
-            model.order(msgspec.structs.replace(REFERENCE, threads=task.recipe.threads)),
+            model.order(reference_recipe(model.entry.settings)),
             standard.tolerance,
             model.recognition,
             _version(task),
@@ -418,8 +419,13 @@ class Builder:
         record = msgspec.structs.replace(record, verdict=verdict, standard=standard.digest, judgement=judgement)
         if not verdict.accepted or not task.is_timed:
             return msgspec.structs.replace(record, speeds=(), load=None, blocks=Blocks())
+        timing = partial(run, answer=jobs.Timed, limits=self._limits, on_progress=on_progress, patience=patience)
         again = jobs.Time(**msgspec.structs.asdict(job))
-        timed = await run(again, jobs.Timed, self._limits, on_progress=on_progress, patience=patience)
+        try:
+            timed = await timing(again)
+        except ChildLost as error:  # several instances may need too much memory or time
+            _LOG.warning("model %s: timing with several instances failed (%s); trying one instance", model.name, error)
+            timed = await timing(msgspec.structs.replace(again, with_instances=False))
         return msgspec.structs.replace(record, speeds=timed.speeds, load=timed.load, blocks=timed.blocks)
 
     async def _commit(self, out: Path, record: EngineRecord, reserve: Reserve) -> None:

@@ -158,6 +158,7 @@ class Controller:
             self._hosts,
             store,
             settings.attempts,
+            attempts,
             self.events,
             self._tasks,
             probe,

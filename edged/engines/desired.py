@@ -62,6 +62,11 @@ _PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
 }
 
 
+def reference_recipe(settings: Mapping[str, str]) -> Recipe:
+    """Return the recipe of a model's reference, with which all its engines are compared and timed."""
+    return msgspec.structs.replace(REFERENCE, threads=model_settings.threads(settings)[0])
+
+
 def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_decoded: bool = True) -> tuple[Recipe, ...]:
     """Return the recipes of all engines to make: devices x backends x precisions x threads.
 
@@ -73,7 +78,7 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
     """
     counts = model_settings.threads(settings)
     wanted = model_settings.backends(settings) or registry.usable(facts)
-    reference = Recipe(REFERENCE.backend, optimization=REFERENCE.optimization, threads=counts[0])
+    reference = reference_recipe(settings)
     others = [
         Recipe(backend, device.name, precision, threads=count, options=option)
         for device in devices(Fingerprint(dict(facts)))

@@ -176,6 +176,8 @@ class Loader:
 
     async def _load_part(self, ensemble: str, part: str, added: list[str]) -> None:
         """Load a model of an ensemble if it is not loaded yet, and append its name to `added`."""
+        if part == ensemble:
+            raise NotReady(f"ensemble {ensemble!r} cannot be served: it is one of its own steps")
         held = await asyncio.to_thread(self._selection.held, part)
         if held or self._catalogue.is_configured(part):
             return

@@ -64,6 +64,10 @@ class _Job:
     is_cancelled: bool = False
     why: str = "cancelled"
 
+    @property
+    def times_kernels(self) -> bool:
+        return self.is_build and self.engine.recipe.backend in TIMING_KERNELS
+
 
 class Maker:
     """Carries out the jobs `Make`, `Adopt` and `Verify`, which `reconcile` decides on."""
@@ -97,10 +101,10 @@ class Maker:
         return frozenset(work.engine.lane for work in self._work)
 
     def slow(self, available_mb: Callable[[], int]) -> frozenset[str]:
-        """Return the lanes in which a second job may run: the lanes with a single job that takes long. Empty if memory
-        is scarce."""
+        """Return the lanes in which a second job may run: the lanes with a single job that takes long, unless it is a
+        build that times kernels. Empty if memory is scarce."""
         lanes = Counter(work.engine.lane for work in self._work)
-        alone = [work.engine for work in self._work if lanes[work.engine.lane] == 1]
+        alone = [work.engine for work in self._work if lanes[work.engine.lane] == 1 and not work.times_kernels]
         long = frozenset(e.lane for e in alone if e.making is not None and e.making.elapsed_s >= _LONG_SECONDS)
         return long if long and available_mb() >= _SPARE_MB else frozenset()
 

@@ -40,6 +40,7 @@ from edged.serving.hosts import HostKind, Hosts
 from edged.serving.link import Tenant
 from edged.serving.session import ServingSession, SessionHealth
 from edged.serving.work import EngineRef
+from edged.store.attempts import AttemptLog
 from edged.store.store import Store
 from edged.tasks import TaskGroup
 
@@ -55,19 +56,21 @@ _FALLBACK_REFUSED_SECONDS = 30.0  # after the runtime refused it
 
 
 class Opener:
-    """Opens and closes the engines of slots and fallback slots. `attempts`: failures before an engine is given up."""
+    """Opens and closes the engines of slots and fallback slots. `attempts`: failures before an engine is given up.
+    `log` keeps the engines that were given up, across restarts."""
 
     def __init__(
         self,
         hosts: Hosts,
         store: Store,
         attempts: int,
+        log: AttemptLog,
         events: EventLog,
         tasks: TaskGroup,
         probe: SessionProbe | None = None,
     ) -> None:
         """`probe` tests every engine before it serves; None skips the test."""
-        self._hosts, self._store, self._attempts = hosts, store, attempts
+        self._hosts, self._store, self._attempts, self._log = hosts, store, attempts, log
         self._proven: set[tuple[str, str]] = set()  # engines that answered a golden input correctly, by key and edition
         self._events, self._tasks = events, tasks
         self._probe = probe
@@ -121,6 +124,7 @@ class Opener:
             _LOG.warning("engine %s of model %s: %s", engine.digest[:12], model.name, error)
             if engine.state is EngineState.READY:  # otherwise the engine is being made again, and the outcome decides
                 engine.damaged(error, self._attempts)
+                self._keep(engine)
                 engine.open_at = 0.0
         except (HostLost, NotReady, Superseded) as error:
             engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self._hosts.retry_in(_kind(model, engine)))
@@ -289,6 +293,12 @@ class Opener:
             engine.record = None
             await asyncio.to_thread(self._store.remove, engine.digest, keep_pin=True)
             engine.fail(error, self._attempts)
+            self._keep(engine)
+
+    def _keep(self, engine: PlannedEngine) -> None:
+        """If an engine was given up, record that. Each of its builds succeeded, so the builds left no record."""
+        if engine.state is EngineState.QUARANTINED:
+            self._log.failed(engine.digest, engine.failure, is_hopeless=True)
 
 
 def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:

@@ -307,9 +307,11 @@ def _make(
     - models with fewer finished engines come before models with more
     """
     wanted: list[tuple[tuple[bool, bool, bool, int, int], str, Work]] = []
+    making = {engine.key for model in models for engine in model.engines if engine.state in MAKING}
     for model in models:
         for engine in () if model.reading else model.engines:
-            action = _next(model, engine, now)
+            # Models of the same content have the same engines.
+            action = _next(model, engine, now) if engine.key not in making else None
             commanded = engine.request in ("build", "verify")
             if not commanded and (is_starting or (by_command and _is_build(engine, action))):
                 continue

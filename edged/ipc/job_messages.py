@@ -269,7 +269,10 @@ class Verify(msgspec.Struct, frozen=True, tag=True):
 
 
 class Time(Verify, frozen=True, tag=True):
-    """Time a verified engine and the reference, alternately, on one golden input. Answered by `Timed`."""
+    """Time a verified engine and the reference, alternately, on one golden input; `with_instances`: also with several
+    instances at the same time. Answered by `Timed`."""
+
+    with_instances: bool = True
 
 
 class Judge(Verify, frozen=True, tag=True):

@@ -226,8 +226,9 @@ def _time(job: jobs.Time, report: Report) -> jobs.Timed:
         return judge([_pair(sample, session, job.order.signature, report)], job.tolerance, matcher).accepted
 
     reference = registry.load(job.reference.recipe.backend).open(job.reference)
-    forms = timing.parallelisms(job.order, timing.cores())
-    return timing.measure(open_form, forms, reference, sample.inputs, is_right)
+    forms = timing.parallelisms(job.order, timing.cores()) if job.with_instances else (ONE_INSTANCE,)
+    on_round = partial(report, jobs.Progress("timing"))
+    return timing.measure(open_form, forms, reference, sample.inputs, is_right, on_round=on_round)
 
 
 def _pair(sample: golden.Sample, session: Session, signature: Signature, report: Report) -> Pair:

@@ -11,15 +11,17 @@ that takes 125 ms or more is one inference: filling the caches takes too small a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from edged.backends.contract import ONE_INSTANCE, Order, Parallelism, Replicable, Session
 from edged.device import load
+from edged.errors import EdgedError
 from edged.ipc.job_messages import Timed
 from edged.store.record import Blocks, Speed
 from edged.tensors import Array
@@ -56,48 +58,66 @@ def measure(
     inputs: Mapping[str, Array],
     is_right: Callable[[Session], bool],
     seconds: float = 1.0,
+    on_round: Callable[[], None] = lambda: None,
 ) -> Timed:
-    """Time an engine in each form for about `seconds`. `open_form` may return the reference itself.
+    """Time an engine in each form for about `seconds`. `open_form` may return the reference itself. `on_round` is
+    called before each round of blocks.
 
-    A form with several instances is left out if the runtime cannot run it, or if its answer is wrong (`is_right` is
-    false).
+    A form with several instances is left out if the runtime cannot run it, for example because memory is too small, or
+    if its answer is wrong (`is_right` is false).
     """
     ticks, used, began = load.read(), time.process_time(), time.perf_counter()
     speeds, blocks = list[Speed](), list[Blocks]()
     for form in forms:
-        session = open_form(form)
         try:
-            if form.instances == 1 or (isinstance(session, Replicable) and is_right(session)):
-                speed, took = _compare(session, form, reference, inputs, seconds)
-                speeds.append(speed)
-                blocks.append(took)
-        finally:
-            if session is not reference:
-                session.close()
+            with _opened(open_form, form, reference) as session:
+                if form.instances == 1 or (isinstance(session, Replicable) and is_right(session)):
+                    speed, took = _compare(session, form, reference, inputs, seconds, on_round)
+                    speeds.append(speed)
+                    blocks.append(took)
+        except (EdgedError, MemoryError):
+            if form.instances == 1:
+                raise
     elapsed = time.perf_counter() - began
     mine = (time.process_time() - used) / (elapsed * (os.cpu_count() or 1))
     busy = round(max(0.0, load.read().share_since(ticks) - mine), 3)
     return Timed(tuple(speeds), busy, blocks[0] if blocks else Blocks())
 
 
+@contextlib.contextmanager
+def _opened(open_form: Callable[[Parallelism], Session], form: Parallelism, reference: Session) -> Iterator[Session]:
+    session = open_form(form)
+    try:
+        yield session
+    finally:
+        if session is not reference:
+            session.close()
+
+
 def _compare(
-    session: Session, form: Parallelism, reference: Session, inputs: Mapping[str, Array], seconds: float
+    session: Session,
+    form: Parallelism,
+    reference: Session,
+    inputs: Mapping[str, Array],
+    seconds: float,
+    on_round: Callable[[], None],
 ) -> tuple[Speed, Blocks]:
     crew = [session]
-    if isinstance(session, Replicable):
-        crew += [session.replica() for _ in range(form.instances - 1)]
     is_reference = session is reference
     others, intervals = list[float](), list[float]()
     own = others if is_reference else list[float]()
     compared = intervals if is_reference else own
     try:
+        if isinstance(session, Replicable):
+            for _ in range(form.instances - 1):
+                crew.append(session.replica())
         with ThreadPoolExecutor(len(crew), "time") as pool:
             runs = _runs_of(session, inputs)
             reference_runs = runs if is_reference else _runs_of(reference, inputs)
-            for replica in crew[1:]:
-                _time(replica, inputs, 1)  # the first inference prepares a session
+            list(pool.map(lambda replica: _time(replica, inputs, 1), crew[1:]))  # the first inference prepares it
             until = time.perf_counter() + seconds
             while len(own) < _LEAST_ROUNDS or (not _is_known(compared, others) and time.perf_counter() < until):
+                on_round()
                 started = time.perf_counter()
                 others.append(block(reference, inputs, reference_runs))
                 if not is_reference:

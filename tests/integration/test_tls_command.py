@@ -9,6 +9,7 @@ import pytest
 
 from edged.cli import tls
 from edged.errors import AlreadyExists, EdgedError, InvalidInput, NotFound
+from edged.store import atomic
 from tests.integration.daemon import Daemon
 from tests.programs import edged
 
@@ -53,6 +54,29 @@ def test_new_certificates_replace_others_only_with_force(tmp_path: Path) -> None
     assert (first.has_new_ca, again.has_new_ca) == (True, False)
     assert again.certificate.read_bytes() != before[0]
     assert again.ca.read_bytes() == before[1]
+
+
+def test_new_certificate_that_is_interrupted_leaves_none_with_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tls.make(tmp_path, "box", (), client=False, days=10, force=False)
+    key, write = made.certificate.with_suffix(".key"), atomic.write_file
+
+    def interrupted(path: Path, data: bytes, mode: int) -> None:
+        if path == made.certificate:
+            raise KeyboardInterrupt
+        write(path, data, mode)
+
+    before = key.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(atomic, "write_file", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tls.make(tmp_path, "box", (), client=False, days=10, force=True)
+    assert key.read_bytes() != before
+    assert not made.certificate.exists()
+    tls.make(tmp_path, "box", (), client=False, days=10, force=False)
+    assert made.certificate.exists()
+    assert (key.stat().st_mode & 0o777, made.certificate.stat().st_mode & 0o777) == (0o600, 0o644)
 
 
 @pytest.mark.parametrize("name", ["a/b", "../x", "", "-x", "a b", "x\nkeyUsage = keyCertSign", "ca", "ä"])

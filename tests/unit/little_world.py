@@ -345,7 +345,7 @@ class World:
         self.planner = Planner(store, box(), settings, log)
         self.box.facts = lambda: self.planner.fingerprint.facts
         repository: Any = self
-        self.opener = Opener(outside, store, ATTEMPTS, self.events, self.chores)
+        self.opener = Opener(outside, store, ATTEMPTS, log, self.events, self.chores)
         self.catalogue = Catalogue(repository, {}, outside, self.planner, self.events, self.chores, self.opener.retire)
         self.models = self.catalogue.models
         self.maker = Maker(outside, store, self.models, settings, self.events, self.chores, log)

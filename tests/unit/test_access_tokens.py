@@ -156,6 +156,25 @@ def test_lost_certificate_that_lost_a_role_ends_its_calls(tmp_path: Path) -> Non
     assert guard.lost(anonymous) is None
 
 
+@pytest.mark.parametrize(("method", "is_answered"), [(policy.RELOAD, True), ("/edged.v1.Operations/Rebuild", False)])
+async def test_watched_reload_that_takes_the_role_of_its_caller_is_answered(
+    tmp_path: Path, method: str, is_answered: bool
+) -> None:
+    access = Access(certificates={"anna": ("operate",)})
+    guard = Guard(access, Tls(), tmp_path)
+    anonymous = policy.anonymous(guard.listener("localhost:8001"))
+    who = policy.with_certificate(anonymous, ["anna"], access.certificates, 2.0, 1.0)
+
+    async def call() -> str:
+        with guard.watched(who, method, is_stream=False):
+            await guard.reconfigure(Access(), [])
+            await asyncio.sleep(0.01)
+            return "answered"
+
+    found = (await asyncio.gather(asyncio.create_task(call()), return_exceptions=True))[0]
+    assert found == "answered" if is_answered else isinstance(found, Forbidden)
+
+
 def test_lost_role_of_the_certificate_ends_calls_that_also_showed_a_token(tmp_path: Path) -> None:
     access = Access(certificates={"anna": ("infer",)})
     file, (token, _) = TokenFile(tokens_path(access, tmp_path)), make("yard", parse_roles(["read"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from edged.config.child_limits import Limits
 from edged.device.fingerprint import Fingerprint
 from edged.engines.admission import admit, examine
 from edged.engines.builder import Builder, Task
+from edged.engines.desired import candidates, reference_recipe
 from edged.errors import EngineUnusable, ModelRefused, OutOfSpace, Refused, Superseded
 from edged.ipc.job_messages import Progress
 from edged.jobs.inspect import inspect
@@ -29,7 +31,7 @@ from edged.verification import golden
 from edged.verification.verify import NO_VALUES
 from tests import models
 from tests.spoiled import spoil
-from tests.waiting import run
+from tests.waiting import run, workers
 
 LIMITS = Limits(seconds=60, memory_mb=4096)
 
@@ -108,6 +110,29 @@ def test_make_engine_is_built_verified_timed_and_stored(
     store.remove(key)
     builder.forget_others(set())
     assert not list((tmp_path / "cache" / "golden").iterdir())
+
+
+def test_make_engine_whose_timing_is_killed_is_timed_with_one_instance(
+    builder: Builder, conv: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed: list[int] = []
+
+    def kill_once(progress: Progress) -> None:
+        if progress.phase == "timing" and not killed:  # as the kernel does if memory runs out
+            killed.extend(workers())
+            for child in killed:
+                os.kill(child, signal.SIGKILL)
+
+    record = run(builder.make(task(conv, ORT), kill_once, plenty), 60)
+    assert killed
+    assert record.verdict.accepted
+    assert [speed.instances for speed in record.speeds] == [1]
+    assert "trying one instance" in caplog.text
+
+
+def test_reference_recipe_has_the_first_number_of_threads() -> None:
+    settings = {"threads": "2,1"}
+    assert reference_recipe(settings) == candidates(settings, {})[0] == msgspec.structs.replace(REFERENCE, threads=2)
 
 
 def test_make_engine_with_another_reference_asks_it_again_and_removes_its_old_answers(

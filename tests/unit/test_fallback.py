@@ -38,7 +38,7 @@ from edged.serving.work import EngineRef, InputTensor, TensorWork
 from edged.tasks import TaskGroup
 from tests.fake_link import FakeLink
 from tests.unit.control_room import Clock, box, inspection, model, planned_model, record_of, settle, stop_time
-from tests.unit.little_world import MemoryStore
+from tests.unit.little_world import MemoryLog, MemoryStore
 from tests.waiting import until
 
 FALLBACK = (OpenFallback, CloseFallback, RefuseFallback)
@@ -140,7 +140,7 @@ class Place:
         self.clock, self.wakes, self.hosts, self.main = clock, 0, Hosts(), FakeLink()
         self.store: Any = MemoryStore()
         hosts: Any = self.hosts
-        self.opener = Opener(hosts, self.store, 4, EventLog(), TaskGroup(lambda: None))
+        self.opener = Opener(hosts, self.store, 4, MemoryLog(), EventLog(), TaskGroup(lambda: None))
         self.planned = planned_model()
         self.planned.fallback.on_waiting = self._wake
         self.plan(shapes())

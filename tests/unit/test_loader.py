@@ -222,6 +222,22 @@ async def test_load_ensemble_whose_model_cannot_be_served_loads_nothing(house: H
     assert "it is broken" in row.reason
 
 
+async def test_load_ensemble_that_is_its_own_step_is_not_ready(house: House) -> None:
+    class Sent(Repository):
+        """It has a model `a`. A client sends an ensemble of that name."""
+
+        def entries(self, name: str = "", *_: object) -> Any:
+            return {"a": ensemble_entry("a") if name else entry("a")}
+
+    repository, builder = Sent(), house.readers
+    selection: Any = ModelSelection(repository, "explicit")  # type: ignore[arg-type]
+    house.catalogue._selection = selection
+    loader = Loader(selection, house.catalogue, repository, builder, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(NotReady, match="it is one of its own steps"):
+            await asyncio.wait_for(loader.load("a"), 10)
+
+
 async def test_load_ensemble_with_a_missing_model_is_not_ready(house: House) -> None:
     loader = loader_of(house, "explicit", models=disk("a"))
     with pytest.raises(NotReady, match="no model 'b' in the models folder"):

@@ -190,6 +190,9 @@ async def test_slow_lane_is_listed_after_a_long_build_if_memory_is_free(shop: Wo
     clock.now += 61.0
     assert shop.maker.slow(lambda: 8192) == {"cpu"}
     assert shop.maker.slow(lambda: 500) == frozenset()
+    recipe, shop.engine.recipe = shop.engine.recipe, Recipe("tensorrt")
+    assert shop.maker.slow(lambda: 8192) == frozenset(), "it times kernels, so it must run alone"
+    shop.engine.recipe = recipe
     shop.start(engine=shop.other)
     await until(lambda: len(shop.builder.did) == 2, "another build starts")
     assert shop.maker.slow(lambda: 8192) == frozenset()

@@ -44,6 +44,7 @@ from edged.events import EngineServes
 from edged.family_packages import Package
 from edged.jobs.tasks import load_graphs
 from edged.serving.hosts import HostKind
+from edged.store.attempts import AttemptLog
 from tests import models
 from tests.unit.control_room import (
     Clock,
@@ -95,7 +96,7 @@ class Gate(ControlRoom):
         self.examiner = Examiner()
         hosts: Any = self.hosts
         probe: Any = self.examiner
-        self.opener = Opener(hosts, self.store, 4, self.events, self.tasks, probe)
+        self.opener = Opener(hosts, self.store, 4, self.log, self.events, self.tasks, probe)
 
     def host(self, engine: PlannedEngine | None = None) -> FakeHost:
         return self.hosts.host((engine or self.engine).recipe.backend)
@@ -275,7 +276,9 @@ async def test_open_refused_engine_is_rebuilt_until_quarantined(gate: Gate, cloc
             record = record_of(gate.engine.key, gate.engine.recipe)
             put(gate.store, record)
             gate.engine.finish(record, record)
+            assert gate.log.of(gate.engine.digest).stopped == ""
     assert gate.engine.state is S.QUARANTINED
+    assert AttemptLog(gate.store.root).of(gate.engine.digest).stopped == "hopeless", "also after a restart"
     assert "the driver refuses it" in gate.engine.reason
     assert gate.store.is_pinned(gate.engine.digest)
 
@@ -302,6 +305,7 @@ async def test_open_builds_that_are_damaged_each_time_are_given_up(gate: Gate, c
             put(gate.store, record)
             gate.engine.finish(record, record)
     assert gate.engine.state is S.QUARANTINED
+    assert AttemptLog(gate.store.root).of(gate.engine.digest).stopped == "hopeless", "also after a restart"
 
 
 async def test_open_engine_missing_from_the_store_is_rebuilt(gate: Gate) -> None:

@@ -316,6 +316,11 @@ def test_reconcile_slow_lane_is_overtaken_except_by_builders_that_time_kernels(c
     assert not made(model(other), busy=busy)
 
 
+def test_reconcile_engine_that_is_made_for_a_model_of_the_same_content_is_not_made_twice() -> None:
+    making = model(view("a", S.BUILDING), name="other")
+    assert made(making, model(view("a"), view("b", lane="cuda:0"))) == [Make("m", "b")]
+
+
 def test_reconcile_while_paused_or_starting_opens_and_makes_only_on_command() -> None:
     busy = (view("a"), ready("b", 0.5, request="verify"), view("c", S.REJECTED, request="build"))
     assert reconcile([model(*busy)], NOW, frozenset(), paused=True) == [Open("m", "b")]

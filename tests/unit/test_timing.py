@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edged.backends.contract import ONE_INSTANCE, Order, Parallelism, Recipe, Session, Signature
+from edged.errors import OutOfMemory
 from edged.jobs import timing
 from edged.jobs.timing import measure, parallelisms
 from edged.store.record import Speed
@@ -97,6 +98,34 @@ def test_measure_leaves_out_forms_that_do_not_run_or_answer_wrongly() -> None:
     assert [speed.parallelism for speed in single.speeds] == [ONE_INSTANCE]
     wrong = measure(lambda form: Timed(0.001), [ONE_INSTANCE, two], Timed(0.001), INPUTS, lambda session: False, 0.0)
     assert [speed.parallelism for speed in wrong.speeds] == [ONE_INSTANCE]
+
+
+def test_measure_leaves_out_forms_for_which_memory_is_too_small() -> None:
+    many, opened = Parallelism(2, 1), list[Timed]()
+
+    class Lean(Timed):
+        def replica(self) -> Timed:
+            raise OutOfMemory("no memory for a second instance")
+
+    def open_form(form: Parallelism) -> Session:
+        if form.instances > 2:
+            raise OutOfMemory("no memory for the weights")
+        opened.append(Lean(0.001))
+        return opened[-1]
+
+    forms, rounds = [ONE_INSTANCE, many, Parallelism(4, 1)], list[int]()
+    found = measure(
+        open_form, forms, Timed(0.001), INPUTS, lambda session: True, 0.0, on_round=lambda: rounds.append(1)
+    )
+    assert [speed.parallelism for speed in found.speeds] == [ONE_INSTANCE]
+    assert not any(session.is_open for session in opened)
+    assert rounds
+
+    def refuse(form: Parallelism) -> Session:
+        raise OutOfMemory("no memory at all")
+
+    with pytest.raises(OutOfMemory):
+        measure(refuse, forms, Timed(0.001), INPUTS, lambda session: True, 0.0)
 
 
 def test_measure_of_the_reference_itself_leaves_it_open() -> None:

@@ -179,8 +179,17 @@ class Guard:
         took = round((time.perf_counter() - began) * 1e3, 1)
         self.audit.write(Line.of(who.name, who.roles, method, peer, outcome, message, about=names, milliseconds=took))
 
+    def watched(self, who: Caller, method: str, *, is_stream: bool) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which a call of `method` runs. A stream, and a call of a caller who has shown a token
+        or a certificate, is cancelled as soon as the caller may no longer make it. A reload may take the role from its
+        own caller, and must still be answered, so it is not watched."""
+        if is_stream:
+            return self._under_way(who, method)
+        is_watched = who.has_shown and method != policy.RELOAD
+        return self._under_way(who) if is_watched else contextlib.nullcontext()
+
     @contextlib.contextmanager
-    def under_way(self, who: Caller, stream: str = "") -> Iterator[None]:
+    def _under_way(self, who: Caller, stream: str = "") -> Iterator[None]:
         """While the `with` block runs, cancel the call as soon as its caller may no longer make the call. The block
         then raises the error that `lost` returns. `stream` is the method of a call that may last long, and empty for
         short calls."""
@@ -204,8 +213,7 @@ class Guard:
     def lost(self, who: Caller, stream: str = "") -> EdgedError | None:
         """Return why a caller's running calls must end; None if the calls may continue. There are three reasons. The
         caller's token is no longer valid. The caller's token or certificate has lost a role. The caller has no role for
-        the method `stream`. If `stream` is empty, the third reason does not apply. A short call may be the reload that
-        takes this role from the caller's address, and the reload must still be answered."""
+        the method `stream`. If `stream` is empty, the third reason does not apply."""
         granted = policy.NONE  # by the token
         if who.key.startswith("token "):
             # By its digest: another token may have the same name by now.

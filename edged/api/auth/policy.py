@@ -255,6 +255,7 @@ KNOW: Final[Roles] = INFER | READ
 _CAMERAS, _OPERATIONS, _LANGUAGE = (f"/edged.v1.{name}/" for name in ("Cameras", "Operations", "Language"))
 INFERENCE: Final = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/"
+RELOAD: Final = f"{_OPERATIONS}Reload"
 
 # For methods that are missing from `METHODS`.
 DENY_ALL: Final[Roles] = NONE

@@ -8,7 +8,6 @@ memory. A large message is read only when the budget has room for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 import traceback
@@ -98,7 +97,7 @@ class _RunningCall:
                 await large.begin(size, is_patient=False)
             data = await call.read()
             assert data is not None  # the message was announced, and a call that is reset is cancelled
-            with self._guard.under_way(self._who) if self._who.has_shown else contextlib.nullcontext():
+            with self._guard.watched(self._who, method.path, is_stream=False):
                 response = method.write(await method.answer(method.read(data), self._context))
             outcome = Status.OK
             await call.reply(response)
@@ -124,7 +123,7 @@ class _RunningCall:
                 if data is None:
                     raise InvalidInput("the call has no message; send the method's request message")
                 request = data
-            with self._guard.under_way(self._who, method.path):
+            with self._guard.watched(self._who, method.path, is_stream=True):
                 if method.gives_many:
                     await _write_all(call, method.answer(request, self._context), method)
                     call.finish(Status.OK)

@@ -31,8 +31,7 @@ async def call_scope(
     try:
         if size >= LARGE:
             await large.begin(size)
-        is_watched = is_stream or who.has_shown
-        with guard.under_way(who, rpc if is_stream else "") if is_watched else contextlib.nullcontext():
+        with guard.watched(who, rpc, is_stream=is_stream):
             yield
         outcome = "OK"
     except Exception as error:
