@@ -408,13 +408,16 @@ class ModelSelection:
     def _models(self) -> dict[str, dict[str, ModelEntry]]:
         if self._held is None:
             there = self.on_disk() if self.mode != "poll" else {}
+            is_whole = self._repository.is_whole
             if self.mode == "explicit" and EVERY not in self._startup:
-                for name in sorted(self._startup - there.keys()):
+                for name in sorted(self._startup - there.keys()) if is_whole else ():
                     _LOG.error("startup model %s is not in %s; it is not served", name, self._repository.root)
                 chosen = {name: entries for name, entries in there.items() if name in self._startup}
                 needed = parts(entry for entries in chosen.values() for entry in entries.values())
                 self.only_parts = needed - chosen.keys()
                 there = chosen | {name: there[name] for name in self.only_parts & there.keys()}
+            if not is_whole:  # models that could not be read may exist, so the next call reads them again
+                return there
             self._held = there
         return self._held
 

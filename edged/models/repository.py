@@ -75,6 +75,7 @@ class Repository:
         self._read: dict[Path, _Read] = {}  # by folder; replaced, never modified: several threads may scan
         self._last: dict[Path, list[ModelEntry]] = {}  # entries of the last scan, by path
         self._failing: set[Path] = set()  # paths that the last scan could not read
+        self.is_whole = True  # whether the last scan read all models, or has what an earlier scan read
 
     def entries(self) -> dict[str, ModelEntry]:
         """Return a mapping from name to entry of all versions that are to be served. Folders that are empty or that
@@ -95,6 +96,7 @@ class Repository:
         except OSError:
             if any(self._last.values()):
                 raise
+            self.is_whole = False
             return {}
         entries: dict[str, ModelEntry] = {}
         read: dict[Path, _Read] = {}
@@ -104,6 +106,7 @@ class Repository:
             twice = entry.name in entries
             problem = f"both a folder {entry.name} and a file {entry.name}{Path(entry.path).suffix} exist; remove one"
             entries[entry.name] = msgspec.structs.replace(entry, problem=problem) if twice else entry
+        self.is_whole = all(self._last.get(path) for path in failing)
         self._read, self._last, self._failing = read, found, failing
         return entries
 
@@ -359,11 +362,11 @@ class Repository:
             return []
         except OSError as error:
             failing.add(path)
+            before = self._last.get(path, [])
             if path not in self._failing:
-                _LOG.warning(
-                    "cannot read %s: %s; the model serves as before; trying again", path, error.strerror or error
-                )
-            return self._last.get(path, [])
+                effect = "the model serves as before" if before else "the model is not served yet"
+                _LOG.warning("cannot read %s: %s; %s; trying again", path, error.strerror or error, effect)
+            return before
 
     def _current(self, path: Path, read: dict[Path, _Read]) -> list[ModelEntry]:
         mark = fingerprint(path, self._clock_ns()) if path.is_dir() else None  # before the entries are read

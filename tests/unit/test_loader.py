@@ -29,6 +29,7 @@ class Repository:
     """A repository with one model, or those in `models`. It also stands for the models that clients send."""
 
     root = Path("/nowhere")
+    is_whole = True
 
     def __init__(self) -> None:
         self.models: dict[str, ModelEntry] = {"m": entry("m")}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from edged.config.schema import ModelControl
 from edged.engines.loader import ModelSelection
 from edged.errors import ConfigError, InvalidInput, NotFound
 from edged.models.repository import Overrides, Repository
 from edged.models.triton_config import parse_versions
-from tests.unit.test_repository import lay
+from tests.unit.test_repository import lay, unreadable
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,21 @@ def test_selection_none_keeps_the_models_of_the_start_and_poll_follows(tmp_path:
     assert selection.entries() == before
     selection.take("other")
     assert set(selection.entries()) == {"m", "other"}
+
+
+@pytest.mark.parametrize("mode", ["none", "explicit"])
+@pytest.mark.parametrize("failing", ["", "m"])
+def test_selection_model_that_cannot_be_read_at_the_start_is_found_later(
+    tmp_path: Path, mode: ModelControl, failing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lay(tmp_path, "m", "1")
+    lay(tmp_path, "other", "1")
+    selection = ModelSelection(Repository(tmp_path), mode, ["m"])
+    with unreadable(tmp_path / failing, errno.EIO):
+        for _ in range(2):
+            assert "m" not in selection.entries()
+    assert "startup model" not in caplog.text
+    assert set(selection.entries()) == ({"m"} if mode == "explicit" else {"m", "other"})
 
 
 def test_selection_explicit_has_only_named_models(tmp_path: Path) -> None:
