@@ -29,6 +29,7 @@ from edged.tensors import Array
 _RUNS = 10  # inferences of a block
 _BLOCK_SECONDS = 0.25  # a block that would take longer than this has fewer inferences, but at least one
 _LEAST_ROUNDS = 3
+_LEAST_ROUNDS_OF_ONE = 6  # if a block is one inference, which says less than the median of several
 _PRECISE = 0.015  # the ratio is known well enough if its standard error is this share of it or less
 _PAUSE = 0.0005  # seconds before an inference: the round trip of a request takes as long
 _MOST_BLOCKS = 200  # the most blocks whose times are returned
@@ -106,7 +107,6 @@ def _compare(
     is_reference = session is reference
     others, intervals = list[float](), list[float]()
     own = others if is_reference else list[float]()
-    compared = intervals if is_reference else own
     try:
         if isinstance(session, Replicable):
             for _ in range(form.instances - 1):
@@ -116,7 +116,10 @@ def _compare(
             reference_runs = runs if is_reference else _runs_of(reference, inputs)
             list(pool.map(lambda replica: _time(replica, inputs, 1), crew[1:]))  # the first inference prepares it
             until = time.perf_counter() + seconds
-            while len(own) < _LEAST_ROUNDS or (not _is_known(compared, others) and time.perf_counter() < until):
+            least = _LEAST_ROUNDS if min(runs, reference_runs) > 1 else _LEAST_ROUNDS_OF_ONE
+            while len(own) < least or (
+                time.perf_counter() < until and not (_is_known(own, others) and _is_known(intervals, others))
+            ):
                 on_round()
                 started = time.perf_counter()
                 others.append(block(reference, inputs, reference_runs))

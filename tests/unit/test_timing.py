@@ -162,7 +162,7 @@ def test_measure_asks_a_slow_model_a_few_times_only(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(timing, "_BLOCK_SECONDS", 0.01)
     engine, reference = Counted(0.02), Counted(0.02)
     found = measure(lambda form: engine, [ONE_INSTANCE], reference, INPUTS, lambda session: True, seconds=0.0)
-    assert (engine.count, reference.count) == (3 + 3 * 2, 3 + 3)
+    assert (engine.count, reference.count) == (3 + 6 * 2, 3 + 6)
     assert found.speeds[0].latency_ms < 100, "the first inference is not timed"
 
 
@@ -206,7 +206,7 @@ def test_measure_times_the_reference_once_if_it_is_the_engine(monkeypatch: pytes
     monkeypatch.setattr(timing, "_BLOCK_SECONDS", 0.01)
     reference = Counted(0.02)
     found = measure(lambda form: reference, [ONE_INSTANCE], reference, INPUTS, lambda session: True, seconds=0.0)
-    assert reference.count == 3 + 3 * 2
+    assert reference.count == 3 + 6 * 2
     assert found.speeds[0].latency_ms == found.speeds[0].reference_ms
     assert found.blocks.engine == found.blocks.reference
 
