@@ -278,7 +278,9 @@ _USER = re.compile(
     r"|//[^\s/:@]+:(?!\d+/)\S*@"  # a password with an unescaped slash, ? or #, which people type
 )
 _QUERY = re.compile(
-    r"(?i)([?&](?:user(?:name)?|usr|login|pass(?:word|wd)?|pwd|token|auth|(?:api)?key|secret)=)[^&#\s'\"]*"
+    # Some cameras have them in the path, such as /user=me_password=secret_channel=1.
+    r"(?i)([?&/;](?:[a-z]+[_-]?)?"
+    r"(?:user(?:name)?|usr|login(?:use|pas)?|pass(?:word|wd)?|pwd|token|auth|key|secret|sig(?:nature)?)=)[^&#\s'\"]*"
 )
 
 

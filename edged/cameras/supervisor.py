@@ -65,16 +65,14 @@ class CameraSupervisor:
     async def add(self, name: str, settings: Mapping[str, str]) -> None:
         """Add a camera. Raises AlreadyExists or InvalidInput. Raises OutOfSpace or a similar error if the camera cannot
         be stored."""
-        _require_allowed(settings)
-        camera = camera_of(name, settings)
+        camera = _camera_of(name, settings)
         await self._change(lambda: self._definitions.add(name, camera))
 
     async def change(self, name: str, settings: Mapping[str, str]) -> None:
         """Change settings of an added camera; its process starts again. Raises NotFound or InvalidInput."""
-        _require_allowed(settings)
 
         def replace() -> None:
-            self._definitions.replace(name, camera_of(name, settings, self._definitions.find(name).camera))
+            self._definitions.replace(name, _camera_of(name, settings, self._definitions.find(name).camera))
 
         await self._change(replace)
 
@@ -169,12 +167,15 @@ def camera_alarms(name: str, camera: Camera, report: Report) -> Iterator[Alarm]:
         yield Alarm(AlarmKind.CAMERA_FROZEN, message, camera.model, camera=name)
 
 
-def _require_allowed(settings: Mapping[str, str]) -> None:
-    """Raise InvalidInput if a setting can be set only in the daemon's configuration, by the owner of the box."""
+def _camera_of(name: str, settings: Mapping[str, str], base: Camera | None = None) -> Camera:
+    """Return a camera with the settings of a command. Raises InvalidInput for an invalid setting, and for one that can
+    be set only in the daemon's configuration, by the owner of the box."""
     for key, text in settings.items():
         if text and key in _OWNERS:
             raise InvalidInput(
                 f"{key!r} names a folder, file or address of the box, so only the daemon's configuration can set it"
             )
-        if key == "source" and text.startswith("gst:"):
-            raise InvalidInput("a gst: pipeline can run any program, so only the daemon's configuration can set it")
+    camera = camera_of(name, settings, base)
+    if "source" in settings and camera.source.startswith("gst:"):  # the text of the setting may have quotes
+        raise InvalidInput("a gst: pipeline can run any program, so only the daemon's configuration can set it")
+    return camera

@@ -85,7 +85,8 @@ class Outputs:
 
     def pass_time(self, now: float, *, is_streaming: bool) -> None:
         """Publish the state of zones and lines; called about once a second. While the camera does not stream or gets no
-        answers, also advance the clock of its zones, so that objects time out and the zones become free."""
+        answers, also advance the clock of its zones, so that objects time out and the zones become free, and after some
+        seconds publish that nothing is seen."""
         if not is_streaming or now - self._answered > self._longest_gap:
             with self._busy:
                 self._report(self._watch.pass_time(now, time.time()), None, now, time.time())
@@ -97,6 +98,8 @@ class Outputs:
         mqtt = self._managed.get("mqtt")
         if mqtt is not None and isinstance(mqtt.sink, Mqtt):
             mqtt.sink.publish_places(zones, lines)
+            if now - self._answered > (self._longest_gap if is_streaming else _OFF_SECONDS):
+                mqtt.sink.publish_absence()
 
     def publish_description(self, rule: str, text: str, unix_s: float) -> None:
         """Publish a language model's description of the camera's picture, if the MQTT sink is open."""

@@ -21,8 +21,16 @@ from edged.ipc.capture_messages import Happened
 _WAITING = 64  # events in the queue; a further event replaces the oldest
 _PATIENCE_S = 10.0  # limit for one request
 _PAUSES = (1.0, 5.0, 20.0)  # between attempts for one event, in seconds
+_REDIRECTS = (301, 302, 303, 307, 308)
 
 _log = logging.getLogger("edged.capture")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Redirects are errors: urllib would follow them without the event, and send the password to another server."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
 
 
 class Webhook:
@@ -40,7 +48,7 @@ class Webhook:
         self._url, self._headers = _credentials(url)
         self._about = {"camera": camera, "model": model}
         # The variable http_proxy is meant for other programs, so its proxy is not used.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
         self._stopped = threading.Event()
         self._wait = wait or self._stopped.wait
         self._waiting: queue.Queue[Happened | None] = queue.Queue(_WAITING)
@@ -86,6 +94,8 @@ class Webhook:
             with self._opener.open(request, timeout=_PATIENCE_S):
                 return ""
         except urllib.error.HTTPError as error:
+            if (place := error.headers.get("Location")) and error.code in _REDIRECTS:
+                return f"the server redirects to {redact(place)!r}; give that address"
             return f"the server answered with HTTP status {error.code}"
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)

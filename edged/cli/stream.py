@@ -58,12 +58,16 @@ class StreamStats:
         with self._busy:
             self._last = result
             self._recent.append((time.monotonic(), result.age_ms))
+            self._forget(self._recent[-1][0])
+
+    def _forget(self, now: float) -> None:
+        while self._recent and now - self._recent[0][0] > _WINDOW_S:
+            self._recent.popleft()
 
     def line(self) -> str:
         now = time.monotonic()
         with self._busy:
-            while self._recent and now - self._recent[0][0] > _WINDOW_S:
-                self._recent.popleft()
+            self._forget(now)
             ages = [age for _, age in self._recent]
         if self._last is None:
             return f"failed {self._failed}: {self.error}" if self.error else "waiting for the first result"

@@ -251,6 +251,8 @@ async def test_change_camera_of_the_configuration_file_is_refused(tmp_path: Path
     "settings",
     [
         {"source": "gst:filesrc location=/etc/shadow ! fakesink"},
+        {"source": '"gst:filesrc location=/etc/shadow ! fakesink"'},
+        {"source": "'gst:filesrc location=/etc/shadow ! fakesink'"},
         {"sinks.lines": "/tmp/x"},
         {"events.folder": "/tmp"},
         {"sinks.mqtt_password_file": "/etc/shadow"},
@@ -263,6 +265,9 @@ async def test_add_settings_that_name_files_of_the_box_are_refused(tmp_path: Pat
         with pytest.raises(InvalidInput):
             await supervisor.add("hall", {"source": "streaming", "model": "m", **settings})
         assert not supervisor.status()
+        await supervisor.add("hall", {"source": "streaming", "model": "m", "enabled": "false"})
+        with pytest.raises(InvalidInput):
+            await supervisor.change("hall", settings)
 
 
 async def test_pictures_of_a_streaming_camera_arrive_and_others_raise(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ class Receiver:
     def __init__(self, statuses: list[int], delay: float = 0.0) -> None:
         self.bodies: list[dict[str, object]] = []
         self.authorization: list[str | None] = []
+        self.gets = 0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -35,7 +36,12 @@ class Receiver:
                 if status == 200:
                     outer.bodies.append(json.loads(body))
                 self.send_response(status)
+                if status in (301, 307):
+                    self.send_header("Location", f"http://me:secret@127.0.0.1:{outer.port}/new")
                 self.end_headers()
+
+            def do_GET(self) -> None:
+                outer.gets += 1
 
             def log_message(self, *_: object) -> None: ...
 
@@ -94,6 +100,19 @@ def test_put_event_that_is_always_refused_is_dropped_and_the_next_arrives() -> N
         wait(lambda: len(at.bodies) == 1)
         hook.close()
     assert at.bodies[0]["place"] == "zone2"
+
+
+@pytest.mark.parametrize("status", [301, 307])
+def test_put_redirect_is_a_problem_and_not_followed(status: int) -> None:
+    with receiver(*[status] * 4) as at:
+        hook = Webhook(f"http://me:secret@127.0.0.1:{at.port}/hook", "hall", "m", no_wait)
+        hook.put(happened(1))
+        wait(lambda: hook.dropped == 1)
+        hook.close()
+        assert "redirects to" in hook.problem
+        assert "give that address" in hook.problem
+        assert "secret" not in hook.problem
+        assert (at.gets, at.bodies) == (0, [])
 
 
 def test_put_event_with_an_invalid_answer_is_dropped_and_the_next_is_tried(caplog: pytest.LogCaptureFixture) -> None:

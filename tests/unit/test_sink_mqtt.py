@@ -48,6 +48,11 @@ def test_mqtt_results_are_published() -> None:
         assert at.retained["site/one/hall/detected"] == b"ON"
         sink.on_answer(answered(sequence=8))
         at.wait_for("site/one/hall/detected", b"OFF")
+        sink.on_answer(answered("person", sequence=9))
+        wait(lambda: at.retained["site/one/hall/detected"] == b"ON")
+        sink.publish_absence()
+        wait(lambda: at.retained["site/one/hall/detected"] == b"OFF")
+        wait(lambda: at.retained["site/one/hall/counts"] == b"{}")
         sink.close()
         at.wait_for("site/one/hall/availability", b"offline")
         assert at.logins == [(None, None)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import json
@@ -281,6 +282,22 @@ os.kill(os.getpid(), 9)
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", program, str(path)], cwd=root, check=False, timeout=50)
     assert len(read_back(path)[0]) > 200
+
+
+def test_mp4_full_disk_leaves_what_was_written_playable(small_disk: Path) -> None:
+    path, random = small_disk / "found.mp4", np.random.default_rng(0)
+    video = Mp4(path, lossless=True)
+    with pytest.raises(InvalidInput, match="cannot be written"):  # noqa: PT012 - raised by a later picture, or at the end
+        for number in range(300):
+            video.on_answer(answered(number + 1, random.integers(0, 255, (96, 128, 3), np.uint8), number * 40_000_000))
+        video.close()
+    with pytest.raises(InvalidInput, match="cannot be written"):
+        video.close()
+    frames = 0
+    with av.open(str(path)) as film, contextlib.suppress(av.FFmpegError):  # the last packet is incomplete
+        for _ in film.decode(video=0):
+            frames += 1
+    assert frames > 20
 
 
 def test_mp4_unwritable_file_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import threading
+import time
 import wave
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -87,21 +88,25 @@ def test_shots_unreadable_packets_are_skipped() -> None:
         duration = None
 
         def __init__(self) -> None:
-            self.streams = type("Streams", (), {"video": [type("Stream", (), {"codec_context": self.Codec()})()]})()
+            self.stream = type("Stream", (), {"codec_context": self.Codec()})()
+            self.streams = type("Streams", (), {"video": [self.stream]})()
             self.reads = iter([b"one", None, b"two"])
 
         class Codec:
             name, is_hwaccel = "h264", False
 
-        def demux(self, _: object) -> Iterator[Any]:
+        def demux(self) -> Iterator[Any]:
             for read in self.reads:
                 if read is None:
                     raise av.error.InvalidDataError(1, "invalid data")
-                yield Packet()
+                yield Packet(self.stream)
             raise av.error.InvalidDataError(1, "invalid data")
 
     class Packet:
         pts = None
+
+        def __init__(self, stream: object) -> None:
+            self.stream = stream
 
         def decode(self) -> list[Any]:
             return [av.VideoFrame(16, 16, "bgr24")]
@@ -288,3 +293,37 @@ def test_camera_address_has_place_and_settings() -> None:
     place, settings = camera_address("v4l2:///dev/video1?width=1280&height=720&fps=29.97&format=yuyv422")
     assert (place, settings) == ("/dev/video1", CameraSettings(1280, 720, 29.97, "yuyv422"))
     assert camera_address("csi://1") == ("1", CameraSettings())
+
+
+@pytest.mark.parametrize("fault", ["sound only", "nothing can be decoded"])
+def test_shots_of_a_camera_without_video_end_so_that_it_is_connected_again(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyav, "_SILENT_S", 0.05)
+    monkeypatch.setattr(pyav, "_DAMAGED_S", 0.05)
+
+    class Packet:
+        pts = None
+
+        def __init__(self, stream: object) -> None:
+            self.stream = stream
+
+        def decode(self) -> list[Any]:
+            raise av.error.InvalidDataError(1, "invalid data")
+
+    class Camera:
+        duration = None
+
+        def __init__(self) -> None:
+            codec = type("Codec", (), {"name": "h264", "is_hwaccel": False})()
+            video, sound = type("Stream", (), {"codec_context": codec})(), object()
+            self.streams = type("Streams", (), {"video": [video]})()
+            self.sends = sound if fault == "sound only" else video
+
+        def demux(self) -> Iterator[Packet]:
+            while True:
+                time.sleep(0.005)
+                yield Packet(self.sends)
+
+    with pytest.raises(OSError, match="no video" if fault == "sound only" else "no frame"):
+        next(shots(Camera(), lambda: None))

@@ -109,7 +109,9 @@ class Mp4(Sink):
 
 class _File:
     """The file that PyAV writes. Write errors are kept in `failure` and hidden from PyAV, because FFmpeg's MP4 writer
-    crashed in tests when it finished a file that it could not write."""
+    crashed in tests when it finished a file that it could not write. Nothing is written after an error: at the end
+    FFmpeg appends an index and then changes the start of the file to refer to it, and without the index the whole video
+    would be lost."""
 
     def __init__(self, path: str) -> None:
         self.name = path
@@ -117,6 +119,8 @@ class _File:
         self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by `close`
 
     def write(self, data: bytes) -> int:
+        if self.failure is not None:
+            return len(data)
         view = memoryview(data)
         try:
             while view:

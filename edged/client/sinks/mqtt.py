@@ -110,6 +110,13 @@ class Mqtt(Sink):
             if self._client.is_connected():
                 self._publish_places()
 
+    def publish_absence(self) -> None:
+        """Publish that the camera sees nothing, because it gives no frames or gets no answers."""
+        with self._publishing:
+            self._counts = Counter()
+            if self._client.is_connected():
+                self._publish_counts()
+
     def publish_description(self, rule: str, text: str, unix_s: float) -> None:
         """Publish a language model's description of the camera's picture, as a retained message at `description`."""
         with self._publishing:

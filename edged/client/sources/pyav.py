@@ -27,6 +27,8 @@ from edged.client.sources.source import Live, Playback, Shot
 from edged.errors import InvalidInput, NotFound, Unsupported, redact
 
 _HOPELESS = 100  # failed reads in a row after which reading ends
+_SILENT_S = 10.0  # a camera is connected again if it sends no video for so long, although it sends sound
+_DAMAGED_S = 120.0  # a camera is connected again if no frame can be decoded for so long; key frames may be rare
 _IN_DECODER = 64  # more packets than any decoder holds before it returns a frame
 
 Damage = Callable[[], None]
@@ -62,10 +64,31 @@ def reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
+def _is_live(container: Any) -> bool:
+    """Whether a container is a camera's stream, which has no end."""
+    return not container.duration
+
+
+class _Health:
+    """Notices that a camera's packets no longer give frames, for example because its codec has changed."""
+
+    def __init__(self, container: Any) -> None:
+        self._is_live, self._seen = _is_live(container), time.monotonic()
+
+    def has_frame(self) -> None:
+        self._seen = time.monotonic()
+
+    def require_frames(self) -> None:
+        if self._is_live and time.monotonic() - self._seen > _DAMAGED_S:
+            raise OSError(f"no frame of the camera's video could be decoded for {_DAMAGED_S:g} s")
+
+
 def _frames(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
     av = require_av()
     arrived: dict[int, tuple[int, int]] = {}
+    health = _Health(container)
     for packet in _packets(container, stream, on_damage):
+        health.require_frames()
         now = time.time_ns(), time.monotonic_ns()
         if packet.pts is not None:
             arrived[packet.pts] = now
@@ -83,19 +106,23 @@ def _frames(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
                 on_damage()
                 continue
             unix_ns, mono_ns = arrived.pop(frame.pts, now)
+            health.has_frame()
             yield Shot(
                 functools.partial(pixels, frame), unix_ns, mono_ns, None if frame.time is None else float(frame.time)
             )
 
 
 def _pictures(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
+    health = _Health(container)
     for packet in _packets(container, stream, on_damage):
+        health.require_frames()
         if not packet.size:  # the last packet, which only flushes the decoder
             return
         picture = jpeg.complete(bytes(packet))
         if picture is None:
             on_damage()
             continue
+        health.has_frame()
         yield Shot.at(functools.partial(bytes, picture), _driver_time(packet))
 
 
@@ -108,14 +135,21 @@ def _driver_time(packet: Any) -> int:
 
 
 def _packets(container: Any, stream: Any, on_damage: Damage) -> Iterator[Any]:
-    """Yield packets and skip unreadable places. Raises PyAV's error after 100 failed reads in a row."""
+    """Yield packets and skip unreadable places. Raises PyAV's error after 100 failed reads in a row, and OSError if a
+    camera sends no video."""
     av = require_av()
-    failures = 0
+    failures, is_live, seen = 0, _is_live(container), time.monotonic()
     while True:
         try:
-            for packet in container.demux(stream):
+            # Of a camera, all packets are read, so that one that sends only sound is noticed.
+            for packet in container.demux() if is_live else container.demux(stream):
+                if is_live and packet.stream is not stream:
+                    if time.monotonic() - seen > _SILENT_S:
+                        raise OSError(f"the camera has sent no video for {_SILENT_S:g} s")
+                    continue
                 failures = 0
                 yield packet
+                seen = time.monotonic()
             return
         except av.error.InvalidDataError:
             on_damage()
