@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -24,6 +24,8 @@ from edged.tasks import despite_cancelling
 
 _LOG = logging.getLogger("edged")
 _LATER = "the change takes effect when the daemon is restarted"
+_ENDPOINTS = frozenset({"listen", "http", "page", "metrics"})  # whose clients get roles from `access`
+_NO_ACCESS = "the change of [access] was refused; the old value stays in force"
 
 
 class Reloader:
@@ -89,7 +91,7 @@ class Reloader:
             try:
                 wanted = await asyncio.to_thread(read)
                 locations.named_models(wanted)
-                outcomes = tuple([await self._make(change, wanted) for change in diff(self.config, wanted)])
+                outcomes = await self._make_all(diff(self.config, wanted), wanted)
             except EdgedError as error:
                 self.problem = f"configuration refused: {error}"
                 raise
@@ -101,10 +103,22 @@ class Reloader:
             self.problem = "; ".join(f"not in force: {outcome}" for outcome in outcomes if outcome.problem)
             return outcomes
 
-    async def _make(self, change: Change, wanted: Config) -> Change:
-        """Apply one change, and return the change with its outcome. If the change cannot be applied, the old value
-        stays, and the next reload tries again."""
-        problem = _LATER if RELOADS[change.key] is Reload.RESTART else ""
+    async def _make_all(self, changes: Sequence[Change], wanted: Config) -> tuple[Change, ...]:
+        """Apply changes, and return them with their outcomes. `access` comes first: an address must not open with other
+        roles than those of the configuration that adds it."""
+        outcomes: dict[str, Change] = {}
+        for change in sorted(changes, key=lambda change: change.key != "access"):
+            access = outcomes.get("access")
+            is_refused = access is not None and bool(access.problem)
+            problem = _NO_ACCESS if is_refused and change.key in _ENDPOINTS else ""
+            outcomes[change.key] = await self._make(change, wanted, problem)
+        return tuple(outcomes[change.key] for change in changes)
+
+    async def _make(self, change: Change, wanted: Config, problem: str) -> Change:
+        """Apply one change unless it has a problem, and return the change with its outcome. If the change cannot be
+        applied, the old value stays, and the next reload tries again."""
+        if RELOADS[change.key] is Reload.RESTART:
+            problem = _LATER
         if not problem:
             try:
                 await self._apply(change.key, wanted)

@@ -32,6 +32,7 @@ from edged.config.changes import RELOADS, value, with_value
 from edged.config.child_limits import AdmissionLimits, HostLimits, Limits
 from edged.config.schema import Reload
 from edged.daemon.reload import Reloader
+from edged.errors import ConfigError
 from edged.logs.output import LogOptions
 
 DEFAULTS = Config(model_control="explicit")  # the only mode with `startup_models`
@@ -130,3 +131,28 @@ async def test_reload_that_fails_unexpectedly_is_shown_as_a_problem() -> None:
     with pytest.raises(RuntimeError):
         await reloader.reload()
     assert "unexpected error" in reloader.problem
+
+
+@pytest.mark.parametrize("refusal", [None, ConfigError("tokens_file has the wrong mode")])
+async def test_reload_opens_addresses_with_the_new_access_or_not_at_all(refusal: ConfigError | None) -> None:
+    done: list[str] = []
+
+    async def reconfigure(*_: object) -> None:
+        if refusal is not None:
+            raise refusal
+        done.append("access")
+
+    async def change(*_: object) -> None:
+        done.append("http")
+
+    wanted = with_value(with_value(with_value(DEFAULTS, OTHER, "http"), OTHER, "access"), OTHER, "stop_seconds")
+    part = cast(Any, Recorder([]))
+    guard = cast(Any, SimpleNamespace(reconfigure=reconfigure))
+    servers = cast(Any, SimpleNamespace(guard=guard, inference=part))
+    endpoints = cast(Any, SimpleNamespace(http=SimpleNamespace(change=change)))
+    reloader = Reloader(DEFAULTS, lambda: wanted, part, part, servers, endpoints, part, part)
+    outcomes = {change.key: change.problem for change in await reloader.reload()}
+    assert list(outcomes) == [key for key in RELOADS if key in outcomes], "in the order of the schema"
+    assert done == (["access", "http"] if refusal is None else [])
+    assert [key for key, problem in outcomes.items() if problem] == ([] if refusal is None else ["http", "access"])
+    assert reloader.config.http == (OTHER if refusal is None else DEFAULTS).http
