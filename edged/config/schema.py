@@ -416,7 +416,7 @@ class Config(Table, frozen=True):
     ] = ()
     max_message_mb: Annotated[
         int,
-        Meta(ge=1, le=2047, description="Largest gRPC message to the daemon, in MiB; a raw 4K picture has 24 MiB."),
+        Meta(ge=1, le=1500, description="Largest gRPC message to the daemon, in MiB; a raw 4K picture has 24 MiB."),
         Reload.RESTART,
     ] = 32
     allow_shared_memory_over_tcp: Annotated[

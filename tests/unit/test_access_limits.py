@@ -109,9 +109,23 @@ async def test_take_over_a_clients_share_waits_but_another_client_does_not() -> 
     await settle()
     other = asyncio.create_task(budget.take("b", 2))
     await settle()
+    assert (second.done(), other.done()) == (False, True)
     budget.give_back("a", 5, LONG)
-    await asyncio.wait_for(asyncio.gather(second, other), 1)
+    await asyncio.wait_for(second, 1)
     assert budget.used == 7
+
+
+async def test_give_back_client_at_its_share_does_not_stop_others_even_if_its_message_exceeds_the_total() -> None:
+    budget = budget_of(10, 6)
+    await budget.take("a", 5)
+    await budget.take("c", 4)
+    waiting = asyncio.create_task(budget.take("a", 6))
+    other = asyncio.create_task(budget.take("b", 4))
+    await settle()
+    assert (waiting.done(), other.done()) == (False, False)
+    budget.give_back("c", 4, LONG)
+    await asyncio.wait_for(other, 1)
+    waiting.cancel()
 
 
 async def test_give_back_serves_clients_in_order_of_arrival() -> None:

@@ -61,7 +61,7 @@ def test_read_variables(environment: dict[str, str], config: Config) -> None:
         ),
         ({"EDGED_STOP_SECONDS": "5\nstate = '/x'"}, "EDGED_STOP_SECONDS: stop_seconds: expected a number"),
         ({"EDGED_STOP_SECONDS": '"5"'}, 'got "5"'),
-        ({"EDGED_MAX_MESSAGE_MB": "0"}, "from 1 to 2047, got 0"),
+        ({"EDGED_MAX_MESSAGE_MB": "0"}, "from 1 to 1500, got 0"),
         ({"EDGED_HEALTH_STRICT_READINESS": "yes"}, 'expected true or false, got "yes"'),
         ({"EDGED_MODEL_CONTROL": "all"}, 'expected "poll", "none" or "explicit", got "all"'),
         (

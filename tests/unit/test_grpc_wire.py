@@ -14,6 +14,7 @@ from edged.api.grpc import wire
 from edged.api.grpc.wire import MEASURED_ABOVE, require_parsable
 from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as cameras
+from edged.proto import language_pb2 as language
 from edged.proto import open_inference_pb2 as pb
 from edged.proto import operations_pb2 as operations
 
@@ -265,6 +266,11 @@ def _typed(**values: object) -> pb.ModelInferRequest:
     return request
 
 
+def _many_inputs(count: int, values: int) -> bytes:
+    tensor = pb.ModelInferRequest.InferInputTensor(contents=pb.InferTensorContents(bytes_contents=[b""] * values))
+    return pb.ModelInferRequest(model_name="m", inputs=[tensor] * count).SerializeToString()
+
+
 def _uploaded() -> pb.RepositoryModelLoadRequest:
     request = pb.RepositoryModelLoadRequest(model_name="m")
     request.parameters["file:1/model.onnx"].bytes_param = _LARGE
@@ -282,9 +288,10 @@ def _uploaded() -> pb.RepositoryModelLoadRequest:
         _typed(bytes_contents=[_LARGE, b"x"]),
         _uploaded(),
         operations.AddModelRequest(chunk=_LARGE),
+        language.ChatRequest(model="m", messages=[language.ChatMessage(content="what?", pictures=[_LARGE, _LARGE])]),
         pb.ModelReadyRequest(name="x" * (MEASURED_ABOVE - 10)),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_require_parsable_message_with_large_contents_passes(message: Message) -> None:
     require_parsable(message.SerializeToString(), type(message))
@@ -297,13 +304,15 @@ def test_require_parsable_message_with_large_contents_passes(message: Message) -
         (pb.ModelInferRequest, pb.ModelInferRequest(model_name="x" * 2 * MEASURED_ABOVE).SerializeToString()),
         (pb.ModelInferRequest, _typed(uint_contents=[1] * 64 * MEASURED_ABOVE).SerializeToString()),
         (pb.ModelInferRequest, _typed(bytes_contents=[b"xy" * 50] * 5000).SerializeToString()),
+        (pb.ModelInferRequest, _many_inputs(70, 1000)),
+        (language.ChatRequest, language.ChatRequest(model="x" * 2 * MEASURED_ABOVE).SerializeToString()),
         (pb.ModelReadyRequest, pb.ModelReadyRequest(name="x" * 2 * MEASURED_ABOVE).SerializeToString()),
         (cameras.Frame, cameras.Frame(raw=cameras.RawImage(data=_LARGE)).SerializeToString()[:-1]),
         (cameras.Frame, b"\x62\x00" * MEASURED_ABOVE),  # options, again and again
         (cameras.Frame, b"\xff" * 2 * MEASURED_ABOVE),
         (cameras.Frame, b"\x0b" * 2 * MEASURED_ABOVE),  # a group, which proto3 does not have
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_require_parsable_costly_message_is_refused(kind: type[Message], data: bytes) -> None:
     with pytest.raises(InvalidInput):

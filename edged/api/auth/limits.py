@@ -213,6 +213,7 @@ class Budget:
             )
         waiter = _Waiter(client, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
+        self._wake()  # those before it may wait for their own client only
         try:
             await waiter.turn
         except asyncio.CancelledError:
@@ -248,7 +249,8 @@ class Budget:
                 waiter.turn.set_result(None)
                 continue
             later.append(waiter)
-            if self.used and self.used + waiter.size > self.total:
+            has = self._by_client[waiter.client]
+            if not (has and has + waiter.size > self.each):  # it waits for the total, and must not be overtaken
                 break
         self._waiting.extendleft(reversed(later))
 

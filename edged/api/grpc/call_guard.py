@@ -100,6 +100,8 @@ class _RunningCall:
             with self._guard.watched(self._who, method.path, is_stream=False):
                 response = method.write(await method.answer(method.read(data), self._context))
             outcome = Status.OK
+            if large is not None:
+                large.end()  # a client that does not read its answer must not keep others waiting
             await call.reply(response)
         except Exception as error:
             outcome, message = end(call, error)

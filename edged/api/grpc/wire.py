@@ -12,7 +12,7 @@ Format: https://protobuf.dev/programming-guides/encoding
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -21,13 +21,14 @@ from google.protobuf.message import DecodeError, Message
 from edged.decoding import varint
 from edged.errors import InvalidInput, TooLarge
 from edged.proto import cameras_pb2 as cameras
+from edged.proto import language_pb2 as language
 from edged.proto import open_inference_pb2 as pb
 from edged.proto import operations_pb2 as operations
 
 Received = TypeVar("Received", bound=Message)
 # Bytes. A larger message is measured first, and may have at most this many besides its contents.
 MEASURED_ABOVE = 128 << 10
-_MOST_PARSED_FIELDS = 4096  # most fields directly in one message
+_MOST_PARSED_FIELDS = 4096  # most fields of a message, with those of the messages in it that hold contents
 _VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # wire types, as is _DELIMITED
 
 # The fields of a message that hold contents, by field number. The value is the share (0 to 1) of the field's bytes that
@@ -60,6 +61,9 @@ CONTENT_FIELDS: Mapping[type[Message], ContentFields] = {
     operations.AddToGalleryRequest: {
         operations.AddToGalleryRequest.PICTURES_FIELD_NUMBER: {operations.GalleryPicture.ENCODED_FIELD_NUMBER: _FREE}
     },
+    language.ChatRequest: {
+        language.ChatRequest.MESSAGES_FIELD_NUMBER: {language.ChatMessage.PICTURES_FIELD_NUMBER: _FREE}
+    },
 }
 
 
@@ -77,7 +81,7 @@ def require_parsable(data: bytes | memoryview, kind: type[Message]) -> None:
     """Raise InvalidInput if a message of type `kind` in `data` would take long to parse."""
     if len(data) <= MEASURED_ABOVE:
         return
-    rest = _without_contents(memoryview(data), CONTENT_FIELDS.get(kind, {}))
+    rest = _without_contents(memoryview(data), CONTENT_FIELDS.get(kind, {}), iter(range(_MOST_PARSED_FIELDS)))
     if rest is None or rest > MEASURED_ABOVE:
         name = cast(Any, kind).DESCRIPTOR.name
         raise InvalidInput(
@@ -86,13 +90,13 @@ def require_parsable(data: bytes | memoryview, kind: type[Message]) -> None:
         )
 
 
-def _without_contents(data: memoryview, contents: ContentFields) -> float | None:
+def _without_contents(data: memoryview, contents: ContentFields, fields: Iterator[int]) -> float | None:
     """Return the number of bytes that count towards the limit `MEASURED_ABOVE`; None if the message is malformed or has
-    too many fields."""
+    too many fields. Take an item of `fields` for each field; too many means that none is left."""
     total, position = 0.0, 0
-    for _ in range(_MOST_PARSED_FIELDS):
-        if position == len(data):
-            return total
+    while position < len(data):
+        if next(fields, None) is None:
+            return None
         tag, position = _read_varint(data, position)
         wire = tag & 7
         if wire == _DELIMITED:
@@ -101,10 +105,13 @@ def _without_contents(data: memoryview, contents: ContentFields) -> float | None
             if position < 0 or ends > len(data):
                 return None
             within = contents.get(tag >> 3, 1.0)
-            found = _without_contents(data[position:ends], within) if isinstance(within, Mapping) else size * within
-            if found is None:
-                return None
-            total += found
+            if isinstance(within, Mapping):
+                found = _without_contents(data[position:ends], within, fields)
+                if found is None:
+                    return None
+                total += found
+            else:
+                total += size * within
             position = ends
         elif wire in (_FIXED32, _FIXED64):
             position += 4 if wire == _FIXED32 else 8
@@ -114,7 +121,7 @@ def _without_contents(data: memoryview, contents: ContentFields) -> float | None
             return None
         if not 0 <= position <= len(data):
             return None
-    return None
+    return total
 
 
 Contents: TypeAlias = "bytes | memoryview"

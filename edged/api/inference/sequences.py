@@ -66,8 +66,10 @@ class _FifoLock:
         timer = loop.call_later(max(0.0, wait), _time_out, place) if wait < math.inf else None
         try:
             await place
-        except asyncio.CancelledError:
-            if not place.cancelled() and place.exception() is None:
+        except BaseException:
+            if place in self._waiting:
+                self._waiting.remove(place)
+            elif not place.cancelled() and place.exception() is None:
                 self.release()  # cancelled at the moment when it got the lock
             raise
         finally:
