@@ -235,7 +235,7 @@ async def test_load_ensemble_that_is_its_own_step_is_not_ready(house: House) -> 
     house.catalogue._selection = selection
     loader = Loader(selection, house.catalogue, repository, builder, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
     for _ in range(2):
-        with pytest.raises(NotReady, match="it is one of its own steps"):
+        with pytest.raises(NotReady, match="own steps"):
             await asyncio.wait_for(loader.load("a"), 10)
 
 

@@ -287,11 +287,11 @@ os.kill(os.getpid(), 9)
 def test_mp4_full_disk_leaves_what_was_written_playable(small_disk: Path) -> None:
     path, random = small_disk / "found.mp4", np.random.default_rng(0)
     video = Mp4(path, lossless=True)
-    with pytest.raises(InvalidInput, match="cannot be written"):  # noqa: PT012 - raised by a later picture, or at the end
+    with pytest.raises(InvalidInput, match="written"):  # noqa: PT012 - raised by a later picture, or at the end
         for number in range(300):
             video.on_answer(answered(number + 1, random.integers(0, 255, (96, 128, 3), np.uint8), number * 40_000_000))
         video.close()
-    with pytest.raises(InvalidInput, match="cannot be written"):
+    with pytest.raises(InvalidInput, match="written"):
         video.close()
     frames = 0
     with av.open(str(path)) as film, contextlib.suppress(av.FFmpegError):  # the last packet is incomplete
