@@ -278,9 +278,9 @@ _USER = re.compile(
     r"|//[^\s/:@]+:(?!\d+/)\S*@"  # a password with an unescaped slash, ? or #, which people type
 )
 _QUERY = re.compile(
-    # Some cameras have them in the path, such as /user=me_password=secret_channel=1.
-    r"(?i)([?&/;](?:[a-z]+[_-]?)?"
-    r"(?:user(?:name)?|usr|login(?:use|pas)?|pass(?:word|wd)?|pwd|token|auth|key|secret|sig(?:nature)?)=)[^&#\s'\"]*"
+    r"(?i)([?&;](?:[a-z]+[_-])?(?:user(?:name|id)?|usr|login(?:use|pas)?|pass(?:word|wd)?|pwd|psw|(?:auth)?token|auth"
+    r"|(?:api)?key|secret|sig(?:nature)?)="
+    r"|/user=)[^&#\s'\"]*"  # some cameras have it in the path, such as /user=me_password=secret_channel=1
 )
 
 

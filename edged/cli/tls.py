@@ -139,9 +139,13 @@ def _issue(scratch: Path, config: Path, name: str, days: int, section: str, ca: 
 def _publish(scratch: Path, certificate: Path) -> None:
     """Put the key and the certificate into their folder. An interruption leaves no certificate, so that a certificate
     never has another key, and a later run makes both."""
+    (scratch / "key").chmod(0o600)
+    (scratch / "certificate").chmod(0o644)
+    atomic.sync_tree(scratch)
     certificate.unlink(missing_ok=True)
-    atomic.write_file(certificate.with_suffix(".key"), (scratch / "key").read_bytes(), 0o600)
-    atomic.write_file(certificate, (scratch / "certificate").read_bytes(), 0o644)
+    (scratch / "key").replace(certificate.with_suffix(".key"))
+    (scratch / "certificate").replace(certificate)
+    atomic.sync_directory(certificate.parent)
 
 
 def _openssl(*arguments: object) -> None:

@@ -282,8 +282,7 @@ class Slot:
             if not isinstance(error, HostLost) and _is_divisible(batch):
                 self._retry_individually(session, batch, error)
                 return
-            if any(work.is_wanted for work in batch.works):  # otherwise the host may only have stopped unwanted work
-                session.health.failed(error)
+            session.health.failed(error)
             if isinstance(error, NotFinite):
                 self.finite.answered(error.outputs, time.monotonic())
             if not isinstance(error, EdgedError):  # a bug: a link fails jobs only with EdgedErrors

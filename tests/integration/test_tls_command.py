@@ -9,7 +9,6 @@ import pytest
 
 from edged.cli import tls
 from edged.errors import AlreadyExists, EdgedError, InvalidInput, NotFound
-from edged.store import atomic
 from tests.integration.daemon import Daemon
 from tests.programs import edged
 
@@ -60,16 +59,16 @@ def test_new_certificate_that_is_interrupted_leaves_none_with_another_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = tls.make(tmp_path, "box", (), client=False, days=10, force=False)
-    key, write = made.certificate.with_suffix(".key"), atomic.write_file
+    key, replace = made.certificate.with_suffix(".key"), Path.replace
 
-    def interrupted(path: Path, data: bytes, mode: int) -> None:
-        if path == made.certificate:
+    def interrupted(path: Path, target: Path) -> Path:
+        if target == made.certificate:
             raise KeyboardInterrupt
-        write(path, data, mode)
+        return replace(path, target)
 
     before = key.read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr(atomic, "write_file", interrupted)
+        patched.setattr(Path, "replace", interrupted)
         with pytest.raises(KeyboardInterrupt):
             tls.make(tmp_path, "box", (), client=False, days=10, force=True)
     assert key.read_bytes() != before

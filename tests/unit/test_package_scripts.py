@@ -140,7 +140,7 @@ def test_folder_may_be_a_link_to_another_disk(package: Package) -> None:
     package.app.rename(package.home / "disk")
     package.app.symlink_to(package.home / "disk")
     place = (package.app / "current").resolve(strict=True)
-    running = subprocess.Popen(["sh", "-c", "sleep 60; :", str(place / "bin" / "edged")])
+    running = subprocess.Popen([str(place / "bin" / "edged"), "60"], executable="/bin/sleep")
     try:
         package.unpack()
         assert package.run("postinst", "configure", "1.0", version="2.0").returncode == 0

@@ -16,7 +16,6 @@ import numpy as np
 from edged.api.http2 import frames, headers
 from edged.api.http2.frames import Code, ConnectionFault
 from edged.api.http2.headers import Head, Metadata, Status
-from edged.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
     from edged.api.http2.connection import Connection
@@ -25,8 +24,6 @@ Message: TypeAlias = "bytes | memoryview"
 
 _PREFIX = struct.Struct(">BI")  # the prefix of a message: whether the message is compressed, and its size
 _AT_ONCE = 32  # messages that are read before other tasks get their turn
-_LARGE = 1 << 20  # bytes; a larger message must arrive at a least rate
-_SLOWEST, _SLOW_SECONDS = 32 << 10, 20.0  # the least rate in bytes per second, and the time over which it is measured
 _EXPIRY_SECONDS = 0.05  # time after the deadline in which the handler can still send its own error, which says more
 
 
@@ -110,7 +107,7 @@ class Call:
 
     async def read(self) -> Message | None:
         """Return the next message; None if no further message comes. If the message is large, first let the client send
-        the rest of the message. Raises DeadlineExceeded if a large message arrives too slowly."""
+        the rest of the message."""
         self._at_once += 1
         if self._at_once >= _AT_ONCE:
             self._at_once = 0
@@ -119,7 +116,7 @@ class Call:
             if self._received_all or self.has_ended:
                 return None
             self._let_in()
-            await self._progress()
+            await self._news()
         data = self._messages.popleft()
         size = len(data) + _PREFIX.size
         extra = min(size, self.granted)
@@ -138,19 +135,6 @@ class Call:
             return
         self.granted += more
         self._connection.grant(self, more)
-
-    async def _progress(self) -> None:
-        """Wait for news. A large message takes room that others need, so it must arrive at a least rate."""
-        if self._expected < _LARGE:
-            return await self._news()
-        before = self._filled
-        try:
-            await asyncio.wait_for(self._news(), _SLOW_SECONDS)
-        except asyncio.TimeoutError:
-            if self._expected >= 0 and self._filled - before < _SLOWEST * _SLOW_SECONDS:
-                raise DeadlineExceeded(
-                    f"the message arrived too slowly: {self._filled} of {self._expected} bytes so far; send it again"
-                ) from None
 
     async def _news(self) -> None:
         self._at_once = 0

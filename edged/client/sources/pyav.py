@@ -106,10 +106,10 @@ def _frames(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
                 on_damage()
                 continue
             unix_ns, mono_ns = arrived.pop(frame.pts, now)
-            health.has_frame()
             yield Shot(
                 functools.partial(pixels, frame), unix_ns, mono_ns, None if frame.time is None else float(frame.time)
             )
+            health.has_frame()  # the reader may have taken long
 
 
 def _pictures(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
@@ -122,8 +122,8 @@ def _pictures(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
         if picture is None:
             on_damage()
             continue
-        health.has_frame()
         yield Shot.at(functools.partial(bytes, picture), _driver_time(packet))
+        health.has_frame()  # the reader may have taken long
 
 
 def _driver_time(packet: Any) -> int:
@@ -214,7 +214,7 @@ class AvFilm:
         av = require_av()
         try:
             yield from shots(self._container, on_damage)
-        except av.FFmpegError:  # the file is cut off
+        except (av.FFmpegError, OSError):  # the file is cut off
             on_damage()
 
     def close(self) -> None:
