@@ -46,7 +46,8 @@ def _entries(daemon: Daemon, name: str, at_least: int = 1) -> list[dict[str, Any
     path = daemon.state / "traces" / name
 
     def read() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        found: list[dict[str, Any]] = json.loads(text) if text.rstrip().endswith("]") else []
         return found if len({entry["id"] for entry in found}) >= at_least else []
 
     return wait_for(f"{name} holds {at_least} traces", read, 20)
