@@ -2,7 +2,7 @@
 
 `format.json` says which format the directory has and which edged wrote it. A newer format is refused, because an older
 edged could not read some files, and would act as if these files were missing. Before a new edged changes an older
-format, it copies the directory, without collected frames, with hard links. The copy takes hardly any space at first.
+format, it copies the directory, without pictures of cameras, with hard links. The copy takes hardly any space at first.
 edged replaces each file of the state and does not change it in place, so the files in the copy stay the same. The only
 exceptions are the audit log and trace files, which grow in the copy too. The directory gets the mark of the new format
 only when the new edged can serve.

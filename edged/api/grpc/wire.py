@@ -92,7 +92,7 @@ def require_parsable(data: bytes | memoryview, kind: type[Message]) -> None:
 
 def _without_contents(data: memoryview, contents: ContentFields, fields: Iterator[int]) -> float | None:
     """Return the number of bytes that count towards the limit `MEASURED_ABOVE`; None if the message is malformed or has
-    too many fields. Take an item of `fields` for each field; too many means that none is left."""
+    more fields than `fields` has items. Takes an item for each field."""
     total, position = 0.0, 0
     while position < len(data):
         if next(fields, None) is None:
