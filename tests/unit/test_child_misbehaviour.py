@@ -75,7 +75,7 @@ def failure(command: list[str], limits: Limits = ENOUGH, path: Path = Path("/non
         with pytest.raises(BuildFailed) as raised:
             await do(command, limits, path=path)
         assert asyncio.all_tasks() == tasks
-        assert children() == before[1]
+        assert children() <= before[1]
         return str(raised.value)
 
     message = run(fail())
@@ -130,7 +130,7 @@ def test_run_error_in_on_progress_is_raised_and_stops_the_child() -> None:
     before = children()
     with pytest.raises(ZeroDivisionError, match="mine"):
         run(do(working("tell(jobs.Progress('x')); time.sleep(60)"), tell=tell))
-    assert children() == before
+    assert children() <= before
 
 
 @pytest.mark.parametrize(

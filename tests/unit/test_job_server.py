@@ -215,12 +215,13 @@ async def test_server_that_cannot_start_is_an_error_with_its_last_line(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os; os.write(2, b'no room'); os._exit(7)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    before = descriptors(), children()
+    before, processes = descriptors(), children()
     with pytest.raises(ConnectionError, match=r"the job server, .* ended with status 7: no room"):
         async with server.child(b"", ARGUMENTS):
             pass
     server.close()
-    assert (descriptors(), children()) == before
+    assert descriptors() == before
+    assert children() <= processes
     monkeypatch.delenv("PYTHONPATH")
     assert await output(server, "print(1)") == "1\n"
 
@@ -293,7 +294,7 @@ async def test_close_ends_server_and_children_and_the_next_child_starts_it(serve
         server.close()
         await until(child.has_ended, "the end of the child")
         assert server.pid is None
-    assert children() == before
+    assert children() <= before
     assert await output(server, "print(1)") == "1\n"
 
 

@@ -323,7 +323,7 @@ def test_host_that_ended_leaves_no_process_descriptor_or_memory(is_killed: bool)
     before, processes = descriptors(), children()
     run(work())
     wait(lambda: descriptors() <= before, "the closing of every descriptor")
-    assert children() == processes
+    assert children() <= processes
 
 
 @within(hosted)
