@@ -220,7 +220,7 @@ async def test_server_that_cannot_start_is_an_error_with_its_last_line(
         async with server.child(b"", ARGUMENTS):
             pass
     server.close()
-    assert descriptors() == before
+    assert descriptors() <= before
     assert children() <= processes
     monkeypatch.delenv("PYTHONPATH")
     assert await output(server, "print(1)") == "1\n"
@@ -258,7 +258,7 @@ async def test_fork_that_fails_is_the_error_of_the_system_call(server: JobServer
             async with server.child(b"", ARGUMENTS):
                 pass
         assert raised.value.errno == errno.EMFILE
-        assert descriptors() == before
+        assert descriptors() <= before
         assert not sleeping.has_ended()
 
 
