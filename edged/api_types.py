@@ -117,8 +117,8 @@ class FrameCollection(Info, frozen=True):
     `kept` is the number of kept frames; of these, `calibrate` and `judge` are the numbers for each use. `waiting`
     frames are not examined yet. `duplicates` were dropped because they look like a kept frame. `unusable` frames were
     dropped because they cannot be decoded or are too large. The daemon has collected for `spent_s` of `over_s` seconds.
-    `id` is the id of a finished collection. `folder` is on the box. `frames` is empty unless the caller requests single
-    frames.
+    `id` is the id of a finished collection. `folder` is the path on the box. `frames` is empty unless the caller
+    requests single frames.
     """
 
     model: str
@@ -548,8 +548,8 @@ class ModelLoad(Info, frozen=True):
 
 class HostLoad(Info, frozen=True):
     """An engine host, which is a process that runs engines of one backend. `limit_bytes` is the limit of its memory, 0
-    for no limit. `losses` counts the lost hosts of its backend since the daemon started. `pid` is 0 while the host is
-    gone and not started again yet."""
+    for no limit. `losses` counts how often a host of this backend was lost since the daemon started. `pid` is 0 while
+    the host is gone and not started again yet."""
 
     backend: str
     pid: int

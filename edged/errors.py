@@ -97,7 +97,7 @@ class ModelRefused(InvalidInput, code=ErrorCode.MODEL_REJECTED):
 
 
 class NotFound(EdgedError, code=ErrorCode.NOT_FOUND):
-    """A model, version, engine or file that does not exist."""
+    """Something that does not exist, such as a model, an engine, a camera or a file."""
 
 
 class ModelNotFound(NotFound, code=ErrorCode.MODEL_NOT_FOUND):
@@ -240,8 +240,8 @@ class WarmupFailed(EngineUnusable, code=ErrorCode.ENGINE_REJECTED):
 
 
 class OutOfSpace(EdgedError, code=ErrorCode.DISK_FULL):
-    """An engine does not fit on the disk or within `engines.budget_mb` even after all allowed evictions, or the disk
-    cannot be read or written. The model and the engine may be fine."""
+    """An engine or other data does not fit on the disk, an engine does not fit within `engines.budget_mb` even after
+    all allowed evictions, or the disk cannot be read or written. The model and the engine may be fine."""
 
 
 class DiskFailing(OutOfSpace, code=ErrorCode.DISK_FAILING):

@@ -1,7 +1,7 @@
 """Installed Python packages that offer model families, as entry points of the group `edged.families`.
 
 Finding packages reads files and runs no code of the packages. `load` runs their code, and only in a process that called
-`permit`: an engine host, a one-shot child, or a user's own program. The daemon never calls it.
+`permit`: an engine host, a one-shot child, or a user's own program. The daemon never calls `load`.
 
 Format: https://packaging.python.org/en/latest/specifications/entry-points/.
 """

@@ -189,9 +189,9 @@ def _is_link(folder: int, name: str) -> bool:
 def foreign(paths: Iterable[Path]) -> str:
     """Return why other users could have changed files or folders, with the remedy; an empty text if they could not.
 
-    Trusted files belong to this user or root, and only this user, root or this user's group may write them. A user that
-    may write to a folder can replace its files, unless the folder is sticky, as /tmp is. Raises OSError if a path
-    cannot be read.
+    Trusted files belong to this user or root, and only this user, root or their groups may write them. A user that may
+    write to a folder can replace its files, unless the folder is sticky, as /tmp is. Raises OSError if a path cannot be
+    read.
     """
     for path in paths:
         status = path.stat()

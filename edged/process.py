@@ -1,4 +1,4 @@
-"""Limits and priorities of edged's child processes. They die with their parent and have lower priority than serving."""
+"""Limits and priorities of edged's child processes. The child processes die with their parent."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class CameraRun:
     async def _live(self) -> str | None:
         """Run one process from its start to its end; return why it ended, or None if `_renew` ended it."""
         if self.camera.events.snapshots or self.camera.events.clips:
-            # The process may write only to folders that exist when it starts. It reports if this folder is unusable.
+            # The process may write only to folders that exist when it starts. The process reports an unusable folder.
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(os.makedirs, self._begin.folder, 0o750, exist_ok=True)
         reach = capture_reach(self._begin)

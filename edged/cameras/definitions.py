@@ -19,7 +19,7 @@ from edged.store import atomic
 
 _LOG = logging.getLogger("edged.cameras")
 _SUFFIX = ".json"
-_MODE = 0o600  # addresses of cameras have passwords
+_MODE = 0o600  # addresses of cameras can contain passwords
 _MOST = 1024
 
 

@@ -69,7 +69,8 @@ class CameraSupervisor:
         await self._change(lambda: self._definitions.add(name, camera))
 
     async def change(self, name: str, settings: Mapping[str, str]) -> None:
-        """Change settings of an added camera; its process starts again. Raises NotFound or InvalidInput."""
+        """Change settings of an added camera; its process starts again. Raises NotFound or InvalidInput. Raises
+        OutOfSpace or a similar error if the camera cannot be stored."""
 
         def replace() -> None:
             self._definitions.replace(name, _camera_of(name, settings, self._definitions.find(name).camera))
@@ -77,7 +78,7 @@ class CameraSupervisor:
         await self._change(replace)
 
     async def remove(self, name: str) -> None:
-        """Remove an added camera. Raises NotFound or InvalidInput."""
+        """Remove an added camera. Raises NotFound, InvalidInput or Refused."""
         await self._change(lambda: self._definitions.remove(name))
 
     def status(self) -> dict[str, CameraStatus]:

@@ -20,7 +20,7 @@ from edged.ipc.capture_messages import Begin, Description, FromCapture, Report, 
 
 _PERIOD = 1.0  # seconds between two reports
 _PICTURES_FPS = 2.0  # rate of a camera that reads pictures from files
-_LONGEST_GAP = 60.0  # seconds without a frame after which no camera counts as streaming
+_LONGEST_GAP = 60.0  # the largest limit, in seconds, that follows from the gap between frames
 _USUAL_GAP = 5.0  # seconds without a frame while the source is open, before the camera counts as not streaming
 _JOIN_SECONDS = 4.0  # how long to wait for a source that is stuck in the kernel; the daemon waits a little longer
 
@@ -54,7 +54,7 @@ class CameraHealth:
         self._last = now
 
     def failed(self, error: str) -> None:
-        """Record that the camera cannot work as configured, or that the daemon refuses it."""
+        """Record that streaming failed, for example because the source is invalid or the daemon refuses the camera."""
         self.error, self._is_answered, self._has_failed = error, False, True
 
     def works(self) -> None:
@@ -191,7 +191,7 @@ class Capture:
         self._outputs.on_result(result)
 
     def _report(self) -> None:
-        """Send a report roughly every second, and immediately when the state changes."""
+        """Send a report about once a second, and immediately after the first frame, a failure or the end."""
         while not self._stopped.is_set():
             self._send_report()
             self._news.wait(_PERIOD)

@@ -26,13 +26,13 @@ from edged.store import atomic
 from edged.vision.draw import encode_jpeg
 
 _MINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:-\d{1,3})?_[A-Za-z0-9._-]{1,64}\.(?:jpg|mp4)(?:\.part)?")
-_MOST_BYTES = 128 << 20  # bytes of pictures that are kept for the seconds before an event
+_MOST_BYTES = 128 << 20  # bytes of pictures kept for the seconds before an event; also the limit of the queue
 _LONGEST_S = 600.0  # the longest clip
 _WAITING = 256  # pictures and events in the queue
-_MOST_WAITING_BYTES = 64 << 20  # bytes of pictures in the queue, before further ones are compressed
-_PRUNE_S = 3600.0  # how often old files are removed, besides before each event
+_MOST_WAITING_BYTES = 64 << 20  # bytes of pictures in the queue above which further pictures are compressed first
+_PRUNE_S = 3600.0  # seconds between removals of old files; they are also removed before each event
 _CLOSE_S = 3.0
-_LOOK_S = 0.5  # without pictures and events, how often a clip is checked for its end
+_LOOK_S = 0.5  # seconds between checks for the end of a clip while no pictures or events arrive
 
 _TOO_SLOW = "the box is too slow to write all pictures of events; some are left out"
 
@@ -116,10 +116,10 @@ class EventRecorder:
         self._recent: deque[tuple[float, Answered]] = deque()
         self._bytes = 0
         self._clip: _Clip | None = None
-        self._video: Path | None = None  # of the current clip; set by `begin` before the thread creates the clip
+        self._video: Path | None = None  # path of the current clip; `begin` sets it before the thread creates the clip
         self._clip_began, self._until = 0.0, -math.inf
         self._active: set[str] = set()
-        self._queued_bytes = self._taken_bytes = 0  # of all pictures so far; each is written by one thread only
+        self._queued_bytes = self._taken_bytes = 0  # sizes of all pictures that were queued and taken
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
         self._thread = threading.Thread(target=self._run, name="edged-events", daemon=True)
         self._thread.start()

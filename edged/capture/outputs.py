@@ -33,7 +33,8 @@ _UNANSWERED_S = 60.0  # after this time without an answer, zones become free as 
 
 
 class Outputs:
-    """All outputs of one camera. The streaming thread calls `on_result`; other threads call the other methods."""
+    """All outputs of one camera. The streaming thread calls `tap` and `on_result`; other threads call the other
+    methods."""
 
     def __init__(self, begin: Begin, send: Callable[[FromCapture], None]) -> None:
         camera = begin.camera
@@ -85,8 +86,8 @@ class Outputs:
 
     def pass_time(self, now: float, *, is_streaming: bool) -> None:
         """Publish the state of zones and lines; called about once a second. While the camera does not stream or gets no
-        answers, also advance the clock of its zones, so that objects time out and the zones become free, and after some
-        seconds publish that nothing is seen."""
+        answers, also advance the clock of its zones, so that objects time out and the zones become free. After some
+        more seconds, publish that nothing is seen."""
         if not is_streaming or now - self._answered > self._longest_gap:
             with self._busy:
                 self._report(self._watch.pass_time(now, time.time()), None, now, time.time())

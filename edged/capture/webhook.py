@@ -27,19 +27,20 @@ _log = logging.getLogger("edged.capture")
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Redirects are errors: urllib would follow them without the event, and send the password to another server."""
+    """Redirects are errors: urllib would follow them without the request's body, and send the password to another
+    server."""
 
     def redirect_request(self, *_: object) -> None:
         return None
 
 
 class Webhook:
-    """Posts each event as JSON from its own thread, in up to four attempts. `problem` is why the last attempt failed,
-    or empty if it succeeded. `dropped` counts events that were not delivered."""
+    """Posts each event as JSON from its own thread, in up to four attempts. `problem` says why the last attempt failed;
+    it is empty after a success. `dropped` counts events that were not delivered."""
 
     def __init__(self, url: str, camera: str, model: str, wait: Callable[[float], bool] | None = None) -> None:
-        """`wait` waits for some seconds; if it returns True, the attempts for this event end. Raises InvalidInput if
-        the URL does not begin with http:// or https://."""
+        """`wait` waits for the given seconds; if it returns True, the attempts for the current event end. Raises
+        InvalidInput if the URL does not begin with http:// or https://."""
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise InvalidInput(
                 f"{redact(url)!r} is not the address of a webhook; write http://HOST/PATH or https://HOST/PATH"

@@ -18,7 +18,7 @@ from edged.ipc.capture_messages import Happened, LineState, ZoneState
 
 Points = npt.NDArray[np.float64]
 
-_GAP = 1.0  # seconds for which a detector may miss an object before the object counts as gone
+_GAP = 1.0  # an object that the detector misses for at most this many seconds keeps its progress to on_seconds
 _MOST_COUNTED = 99  # objects of a class in a zone
 _SURE = 0.01  # distance from a line, as a fraction of the picture, at which an object's side is certain
 _FORGET_SECONDS = 60.0  # an object that was not seen for this time counts as a new one
@@ -84,7 +84,7 @@ class ZoneWatch:
         self._name, self._zone = name, zone
         self._corners = np.asarray(zone.points, np.float64)
         self._any = self._presence()
-        self._levels: dict[str, list[Presence]] = {}  # by class: at least one object, at least two, ...
+        self._levels: dict[str, list[Presence]] = {}  # for each class: at least one object, at least two, ...
         self._since_unix_s, self._visits = 0.0, 0
 
     @property
@@ -133,8 +133,8 @@ def contains(corners: Points, points: Points) -> npt.NDArray[np.bool_]:
 
 
 class _Track:
-    """A tracked object near a line: `x` and `y` are its last position at which its `side` was certain; `seen` is the
-    time of the last picture with it."""
+    """A tracked object. `side` is the last certain side of the line, 1 or -1 as `_distance` has its sign, 0 if unknown.
+    `x` and `y` are its position then. `seen` is the time of the last picture with it."""
 
     __slots__ = ("seen", "side", "x", "y")
 

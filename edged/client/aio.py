@@ -210,7 +210,7 @@ class _LoopFrames(Iterator[Picture | Captured]):
             self._answer.cancel()
 
     def close(self) -> None:
-        """Let the event loop close the frames; do not wait for it."""
+        """Let the event loop close the frames, without waiting until they are closed."""
         self.interrupt()
         self._closing = self._run(self._close())  # kept, since event loops hold only weak references
 

@@ -35,8 +35,8 @@ BY_CAMERA = _options({"ring_hash_experimental": {"requestHashHeader": HEADER}})
 
 
 def resolve(targets: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Return gRPC targets of several daemons. Raises InvalidInput if there are none, if only some of them use TLS, or
-    if one of several is a unix socket."""
+    """Return gRPC targets of several daemons. Raises InvalidInput if `targets` is empty, if only some of them use TLS,
+    or if one of several is a unix socket."""
     found = tuple(dict.fromkeys(map(address.resolve, targets)))
     if not found:
         raise InvalidInput("the list of daemons is empty; give HOST:PORT of each daemon")

@@ -67,8 +67,8 @@ Asynchronous = TypeVar("Asynchronous", covariant=True)
 Arguments = ParamSpec("Arguments")
 
 _OPERATIONS, _LANGUAGE = "/edged.v1.Operations/", "/edged.v1.Language/"
-_REPORT_S = 90.0  # for pictures of 12 frames on a slow box
-_GALLERY_S = 120.0  # for 32 pictures on a slow box
+_REPORT_S = 90.0  # seconds for the pictures of 12 frames on a slow box
+_GALLERY_S = 120.0  # seconds for 32 pictures on a slow box
 _EVENT_TYPES: dict[str, type[events.What]] = {str(kind.__struct_config__.tag): kind for kind in get_args(events.What)}
 
 
@@ -132,7 +132,7 @@ def watching(
 def command(
     describe: Callable[Concatenate[Any, Arguments], Call[Answer]],
 ) -> Method[Arguments, Updates[Answer], Coroutine[Any, Any, AsyncUpdates[Answer]]]:
-    """Make a client method as `watching` does. This method also waits for the first answer before it returns."""
+    """Make a client method as `watching` does. The client method also waits for the first answer before it returns."""
     made = _method(describe, "_command")
     return cast("Method[Arguments, Updates[Answer], Coroutine[Any, Any, AsyncUpdates[Answer]]]", made)
 
@@ -222,10 +222,10 @@ class DaemonCalls:
         as bytes. `shared=False` always sends bytes; with `shared=True` the stream raises SegmentUnusable instead of
         sending bytes. A frame counts as skipped if its place in shared memory was overwritten before its turn.
 
-        With `reconnect` the stream continues if the daemon goes away after it has answered at least once. The stream
-        calls the daemon again after 1, 5 and 10 seconds, then every 60 seconds, or after the pauses of the given
-        Backoff. The numbers of frames do not begin again at 1, and frames in flight count as failed. Without
-        `reconnect` the stream raises NotReady.
+        With `reconnect` the stream continues if the daemon goes away after its first answer. The stream calls the
+        daemon again after 1, 5 and 10 seconds, then every 60 seconds, or after the pauses of the given Backoff. The
+        numbers of frames do not begin again at 1, and frames in flight count as failed. Without `reconnect` the stream
+        raises NotReady.
 
         `AsyncClient` also accepts an asynchronous iterable. Call `stream` inside the running event loop and close its
         return value: `async with client.stream(...)`.
@@ -331,8 +331,8 @@ class DaemonCalls:
     def remove_from_gallery(
         self, model: str, name: str | None = None, *, everything: bool = False
     ) -> Call[GalleryInfo]:
-        """Remove a name from the gallery of a model, or with `everything` the whole gallery; return what is left.
-        Raises NotFound, or InvalidInput if neither or both of `name` and `everything` are given."""
+        """Remove a name from the gallery of a model, or with `everything` the whole gallery; return the remaining
+        gallery. Raises NotFound, or InvalidInput if neither or both of `name` and `everything` are given."""
         request = pb.RemoveFromGalleryRequest(model=model, name=name or "", everything=everything)
         return Call(_OPERATIONS + "RemoveFromGallery", request, pb.Gallery, _one(GalleryInfo))
 
@@ -350,7 +350,8 @@ class DaemonCalls:
 
     @unary
     def stop_collecting(self, model: str) -> Call[FrameCollection]:
-        """End the collection of a model early, with the frames that it has. Raises NotFound if none runs."""
+        """End a model's collection early; the frames collected so far are kept. Raises NotFound if no collection
+        runs."""
         request = pb.StopCollectingRequest(model=model)
         return Call(_OPERATIONS + "StopCollecting", request, pb.FrameCollection, _one(FrameCollection))
 
@@ -554,7 +555,7 @@ class DaemonCalls:
 
     @unary
     def remove_model(self, name: str, *, delete: bool = False) -> Call[str]:
-        """Remove a model. Return the folder on the box to which its files were moved; an empty text with `delete`."""
+        """Remove a model. Return the folder on the box to which its files were moved; an empty string with `delete`."""
         request = pb.RemoveModelRequest(name=name, delete=delete)
         return Call(_OPERATIONS + "RemoveModel", request, pb.RemoveModelResponse, lambda answer: str(answer.kept))
 

@@ -25,8 +25,8 @@ from edged.errors import InvalidInput
 Path_: TypeAlias = str | os.PathLike[str] | None
 
 _LOG = logging.getLogger(__name__)
-# A machine that loses power does not close its connections: without keepalive, a client that follows its events would
-# wait forever.
+# A machine that loses power does not close its connections. Without keepalive, a client that waits for the daemon's
+# events would wait forever.
 _ALIVE = (("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000))
 # No limit for frames and tensors. The backoff is short, so that a client finds a restarted daemon within a second.
 # Clients share no connections, since the backoff of one client would delay the next. The proxy of http_proxy is
@@ -83,7 +83,8 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Credentials:
-        """Read EDGED_CA, EDGED_CERTIFICATE, EDGED_KEY, EDGED_TOKEN or EDGED_TOKEN_FILE, EDGED_SERVER_NAME."""
+        """Make credentials, as `of` does, from EDGED_CA, EDGED_CERTIFICATE, EDGED_KEY, EDGED_TOKEN or EDGED_TOKEN_FILE,
+        and EDGED_SERVER_NAME."""
         given = os.environ if environment is None else environment
         names = ("ca", "certificate", "key", "token", "token_file", "server_name")
         return cls.of(**{name: given.get(f"EDGED_{name.upper()}", "").strip() for name in names})
@@ -96,7 +97,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @property
     def wants_tls(self) -> bool:
-        """Whether the user set a field that has an effect only with TLS."""
+        """Whether a CA or a client certificate is given, which implies TLS."""
         return bool(self.ca or self.certificate)
 
 

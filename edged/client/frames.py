@@ -157,7 +157,7 @@ class FrameMaker:
 
     def make(self, item: Picture | Captured) -> OutgoingFrame:
         """Make the frame of a picture. A picture that is not a `Captured` gets the current time as capture time. Raises
-        InvalidInput or NotFound."""
+        InvalidInput, NotFound or SegmentUnusable."""
         taken = item if isinstance(item, Captured) else Captured.now(item)
         frame = _frame(self._model, self._camera, self._options)
         frame.sequence = self._sequence + 1

@@ -50,7 +50,8 @@ class ClassArea(msgspec.Struct, frozen=True):
 
 class Skips(msgspec.Struct, frozen=True):
     """`count` skipped frames with numbers from `first` to `last`. `reason` is one of "overtaken" (by a newer frame),
-    "stale", "rate" (above `max_fps`), "overwritten" (in shared memory), "full" (too many frames wait) and "several"."""
+    "stale", "rate" (above `max_fps`), "overwritten" (in shared memory), "full" (too many frames wait) and "several"
+    (different reasons)."""
 
     first: int
     last: int

@@ -63,8 +63,8 @@ class SharedRing(AbstractContextManager["SharedRing"]):
         self._segment = _Segment(folder, slots, slot_bytes, group)
         self._lock = threading.Lock()
         self._closed = False
-        # Earlier, smaller segments, each with the stamp at which it is removed. In a single ring, that stamp would
-        # overwrite the segment's newest picture.
+        # Earlier, smaller segments, each with the stamp at which it is removed. In a single ring, the picture with that
+        # stamp would overwrite the segment's newest picture.
         self._before: deque[tuple[_Segment, int]] = deque()
 
     @property
@@ -111,7 +111,7 @@ class SharedRing(AbstractContextManager["SharedRing"]):
 
 class _Segment:
     """One file in shared memory. It is locked while its client lives; unlike a process id, the lock is visible in other
-    process namespaces too."""
+    PID namespaces too."""
 
     def __init__(self, folder: Path, slots: int, slot_bytes: int, group: int | None) -> None:
         self.slot_bytes = slot_bytes
@@ -126,7 +126,7 @@ class _Segment:
             if group is not None:
                 os.fchown(self._descriptor, -1, group)
                 os.fchmod(self._descriptor, 0o640)
-            # Reserve the room now: otherwise a write in the middle of a stream could fail for lack of it.
+            # Reserve the room now: otherwise a write in the middle of a stream could fail for lack of space.
             os.posix_fallocate(self._descriptor, 0, self._step * slots)
         except OSError as error:
             removal = getattr(self, "_removal", None)

@@ -60,8 +60,8 @@ class Package:
 
 
 class Upload:
-    """Iterator over the messages of `AddModel`: the header, then for each file its name and size, followed by its
-    chunks.
+    """Iterator over the messages of `AddModel` or `TryModel`: the header, then for each file its name and size,
+    followed by its chunks.
 
     If a file cannot be read, `failure` has the error, since gRPC does not pass on exceptions of an iterator.
     """

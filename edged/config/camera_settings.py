@@ -1,6 +1,6 @@
 """Builds a camera from settings in text form, such as `max_fps=5` or `zones.door.points=[[0, 0], [1, 0], [1, 1]]`.
 
-Keys are those below `[cameras.NAME]`; values are written as in variables of the environment. Pure.
+Keys are those below `[cameras.NAME]`; values are written as in environment variables. Pure.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _ROOT = tables(Camera)
 
 
 def camera_of(name: str, changes: Mapping[str, str], base: Camera | None = None) -> Camera:
-    """Return `base`, or a new camera, with the settings in `changes`, which maps dotted keys to texts. An empty text
-    resets a key or removes a zone.
+    """Return `base`, or a new camera, with the settings in `changes`, which maps dotted keys to texts. An empty string
+    resets a key, or removes a zone or line.
 
     Raises InvalidInput if a key or value is invalid. The message suggests the closest known key.
     """

@@ -21,7 +21,8 @@ _Address: TypeAlias = Annotated[str, Meta(extra={"address": True})]  # shown wit
 
 
 class Zone(Table, frozen=True):
-    """A part of the picture: how many objects of each class are in it, and since when it is occupied."""
+    """A part of the picture, for which edged reports the number of objects of each class and since when it is
+    occupied."""
 
     points: Annotated[
         tuple[Point, ...],
@@ -46,7 +47,8 @@ class Zone(Table, frozen=True):
 
 
 class Line(Table, frozen=True):
-    """A line across the picture: counts the objects that cross it, in and out. It turns tracking on."""
+    """A line across the picture, which counts the objects that cross it inwards and outwards. A line turns tracking
+    on."""
 
     points: Annotated[
         tuple[Point, Point],
@@ -126,7 +128,7 @@ class Sinks(Table, frozen=True):
 
 
 class Camera(Table, frozen=True):
-    """A camera that the daemon opens itself, in a process of its own."""
+    """A camera that the daemon opens itself, in a separate process."""
 
     source: Annotated[
         _Address,

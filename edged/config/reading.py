@@ -1,8 +1,8 @@
 """The configuration in force: the command line overrides the environment, which overrides the file.
 
 A variable is `EDGED_` and a key's names in capitals: `EDGED_ENGINES_BUDGET_MB`. Texts need no quotes. Numbers, true and
-false are written as in TOML, lists with commas or as in TOML, tables as inline tables:
-EDGED_MODELS='{ door = "/srv/door.onnx" }'. An empty variable counts as unset; an empty text is `""`.
+false are written as in TOML, lists with commas or as in TOML, tables as inline tables: EDGED_MODELS='{ door =
+"/srv/door.onnx" }'. An empty variable counts as unset; the empty string is `""`.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _prefixes() -> Iterator[str]:
         yield from (key.variable for key in table.keys if key.is_table)
 
 
-# A statement of several lines is an array or a text; its last line contains one of these.
+# A statement of several lines is an array, an inline table or a string; its last line contains one of these.
 _MAY_END = re.compile(r"[\]}]|\"{3}|'{3}")
 
 

@@ -1,7 +1,7 @@
 """Every key of the configuration: name, type, range, default, meaning, and what a reload does with it.
 
-All else but the few options of `edged serve` is derived from this module: the commented file, the reference in
-docs/configuration.md, the names of environment variables, error messages, and what a reload changes. The `Meta` of a
+Everything else, except the few options of `edged serve`, is derived from this module: the commented file, the reference
+in docs/configuration.md, the names of environment variables, error messages, and what a reload changes. The `Meta` of a
 field gives its meaning and unit; the docstring of a table is its description. A key with an empty default has an
 example. Keys come before tables, as in TOML. A field annotated with a `Reload` changes as a whole, with all keys in it.
 """
@@ -100,7 +100,7 @@ _Interval: TypeAlias = Annotated[float, Meta(ge=0, le=604_800)]
 
 
 class Drift(Table, frozen=True):
-    """Checks of live answers: the reference answers a frame now and then, too, and both answers are compared
+    """Checks of live answers. Now and then, the reference also answers a live frame, and the two answers are compared
     (docs/drift.md)."""
 
     every_seconds: Annotated[_Interval, Meta(description="Seconds between two checks of a model; 0 is never.")] = 0.0
@@ -148,7 +148,7 @@ class Drift(Table, frozen=True):
 
 
 class Fleet(Table, frozen=True):
-    """Engines that equal boxes share, so that each is built once (docs/fleet.md)."""
+    """Engines that equal boxes share, so that each engine is built only once (docs/fleet.md)."""
 
     store: Annotated[
         str,
@@ -319,7 +319,7 @@ class Tls(Table, frozen=True):
 
 
 class Access(Table, frozen=True):
-    """Who may do what. Roles are "infer", "read" and "operate"; docs/security.md says what each may do."""
+    """The permissions of clients. The roles are "infer", "read" and "operate" (docs/security.md)."""
 
     unix: Annotated[
         Roles, Meta(description="Roles of clients on the default socket; the operator socket has all roles.")

@@ -57,7 +57,7 @@ class Frames(Table, frozen=True):
 
 class Describe(Table, frozen=True):
     """A rule: if a camera's detector sees a class for some time, the best frame goes to a language model, and its
-    answer becomes an event (docs/language.md). Frames of cameras and chats have priority over this."""
+    answer becomes an event (docs/language.md). Camera frames and chats have priority over descriptions."""
 
     camera: Annotated[str, Meta(description="The camera, by its id in streams.", examples=["gate"])]
     model: Annotated[

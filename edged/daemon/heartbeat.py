@@ -43,7 +43,7 @@ class Heartbeat:
     def _beat(self) -> None:
         if self._watchdog is None:
             return
-        # Only half the timeout is allowed here, because the watchdog then waits for the other half or longer.
+        # A stall may last only half the timeout, because systemd waits a whole timeout after the last notification.
         why = stalled(self._controller.liveness(), self._watchdog / 2)
         if why and why != self._stuck:
             _LOG.critical("the daemon no longer reports to the watchdog: %s", why)

@@ -91,7 +91,7 @@ async def _serve(
     models = locations.repository(config)
     models.sweep()
     await asyncio.to_thread(sweep_scratch)
-    # If the store cannot be used, an alarm reports it, and models are served without it.
+    # If the store cannot be used, an alarm reports this, and models are served without the store.
     disk = Background()
     store = Store(locations.cache_dir(config), locations.accepts_foreign(config), disk.put)
     about = config.build, config.admission, disk.put, config.families.allow

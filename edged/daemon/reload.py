@@ -24,7 +24,7 @@ from edged.tasks import despite_cancelling
 
 _LOG = logging.getLogger("edged")
 _LATER = "the change takes effect when the daemon is restarted"
-_ENDPOINTS = frozenset({"listen", "http", "page", "metrics"})  # whose clients get roles from `access`
+_ENDPOINTS = frozenset({"listen", "http", "page", "metrics"})  # keys of the listeners that `access` controls
 _NO_ACCESS = "the change of [access] was refused; the old value stays in force"
 
 
@@ -43,7 +43,7 @@ class Reloader:
         notifier: Notifier,
     ) -> None:
         self.config = config
-        self.problem = ""  # why the last configuration is not in force, or only in part
+        self.problem = ""  # why the last configuration is not, or only partly, in force
         self._read, self._controller, self._builder = read, controller, builder
         self._servers, self._endpoints, self._supervisor = servers, endpoints, supervisor
         self._notifier = notifier
@@ -104,8 +104,8 @@ class Reloader:
             return outcomes
 
     async def _make_all(self, changes: Sequence[Change], wanted: Config) -> tuple[Change, ...]:
-        """Apply changes, and return them with their outcomes. `access` comes first: an address must not open with other
-        roles than those of the configuration that adds it."""
+        """Apply changes, and return them with their outcomes. `access` comes first, so that a new address does not open
+        with the old roles."""
         outcomes: dict[str, Change] = {}
         for change in sorted(changes, key=lambda change: change.key != "access"):
             access = outcomes.get("access")

@@ -1,5 +1,5 @@
-"""Executes an engine on a batch. `stage` copies the input bytes to shared memory and returns a `Batch`. `Batch.send`
-sends the job to the host. `answers` reads the reply.
+"""Executes an engine on a batch. `copy_in` copies the input bytes to shared memory and returns a `Batch`. `Batch.send`
+sends the job to the host. `read_reply` reads the reply.
 """
 
 from __future__ import annotations

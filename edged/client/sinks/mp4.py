@@ -109,9 +109,9 @@ class Mp4(Sink):
 
 class _File:
     """The file that PyAV writes. Write errors are kept in `failure` and hidden from PyAV, because FFmpeg's MP4 writer
-    crashed in tests when it finished a file that it could not write. Nothing is written after an error: at the end
-    FFmpeg appends an index and then changes the start of the file to refer to it, and without the index the whole video
-    would be lost."""
+    crashed in tests when it finished a file that it could not write. After an error nothing more is written. Otherwise
+    FFmpeg, when it finishes the file, would make the start of the file refer to an index that is missing at its end,
+    and the whole video would be lost."""
 
     def __init__(self, path: str) -> None:
         self.name = path

@@ -34,7 +34,7 @@ from edged.version import __version__
 from edged.vision.content import Anomaly, Embedding, Text
 
 _IN_FLIGHT = 16  # most messages that the broker has not acknowledged
-_CLASSES = 100  # most entities of one camera
+_CLASSES = 100  # most classes of one camera that get an entity; also the most readings that get one
 _ANOMALY = "anomaly"
 _LONGEST_STATE = 255  # characters of a state in Home Assistant
 _LAST_WORDS_S = 2.0
@@ -71,7 +71,7 @@ class Mqtt(Sink):
         self._known: dict[str, None] = {}  # classes that have an entity, in order of appearance
         self._counts: Counter[str] | None = None
         self._published: Counter[str] | None = None
-        self._readings: dict[str, Reading] = {}  # the first of each name, in order of appearance
+        self._readings: dict[str, Reading] = {}  # the first reading of each name, in order of appearance
         self._published_readings: tuple[Reading, ...] = ()
         self._text: Text | None = None
         self._published_text: Text | None = None
@@ -101,7 +101,7 @@ class Mqtt(Sink):
         return bool(self._client.is_connected())
 
     def publish_places(self, zones: Mapping[str, Place], lines: Mapping[str, Crossings]) -> None:
-        """Publish the states of zones and lines that changed. Each zone and line has its own entities."""
+        """Publish the changed states of zones and lines. Each zone and line has its own entities."""
         with self._publishing:
             self._places = {
                 **{("zone", name): zone for name, zone in zones.items()},
@@ -118,7 +118,8 @@ class Mqtt(Sink):
                 self._publish_counts()
 
     def publish_description(self, rule: str, text: str, unix_s: float) -> None:
-        """Publish a language model's description of the camera's picture, as a retained message at `description`."""
+        """Publish a language model's description of the picture, retained at `description`, if the broker is
+        connected."""
         with self._publishing:
             if self._client.is_connected():
                 self._publish(*self._topics.description_entity(), self._topics.described(rule, text, unix_s))
@@ -204,8 +205,8 @@ class Mqtt(Sink):
         return len(self._sent) < _IN_FLIGHT
 
     def _on_connect(self, _client: Any, _data: object, _flags: object, reason: Any, _properties: object) -> None:
-        """Publish all entities and states after each connection, since the broker may have lost them. Runs in paho's
-        thread."""
+        """Publish entities and the states of zones and lines after each connection, and other states with the next
+        result, since the broker may have lost them. Runs in paho's thread."""
         if reason.is_failure:
             _log.warning("broker %s refuses the connection: %s", self.name, reason)
             return

@@ -74,7 +74,7 @@ class Answered:
 
 
 def paint(picture: Picture, result: Result, caption: str) -> Image:
-    """Return the annotated picture, BGR uint8 [height, width, 3]. Raises InvalidInput if it cannot be decoded."""
+    """Return the annotated picture, BGR uint8 [height, width, 3]. Raises InvalidInput or NotFound."""
     image = picture if isinstance(picture, np.ndarray) else decode(read_picture(picture))
     if image.ndim == 2:
         image = np.repeat(image[:, :, None], 3, axis=2)
@@ -164,8 +164,8 @@ class Sinks(AbstractContextManager["Sinks"]):
         return sink
 
     def tap(self, frames: Iterable[Picture | Captured]) -> Iterable[Picture | Captured]:
-        """Return an iterable that the caller passes to `Client.stream` in place of `frames`. It yields the same frames.
-        If a sink wants pictures, it also keeps the pictures until their results arrive."""
+        """Return an iterable that the caller passes to `Client.stream` in place of `frames`. The iterable yields the
+        same frames. If a sink wants pictures, the iterable also keeps them until their results arrive."""
         if not any(sink.wants_pictures for sink in self._sinks):
             return frames
         self._pending = PendingFrames(frames)
@@ -261,7 +261,7 @@ class JsonLines(Sink):
     """Appends a JSON object per result to a file, or writes it to standard output if `path` is None. Each line is
     flushed.
 
-    Raises OSError if the file cannot be opened, BrokenPipeError if the pipe's reader has closed it.
+    Raises OSError if the file cannot be opened, BrokenPipeError if the reader of standard output has closed the pipe.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:

@@ -1,8 +1,8 @@
 """Sources of frames: pictures, videos and cameras, as iterators of `edged.client.frames.Captured`.
 
-`opening` selects the source for an address. A `Reader` reads shots, which are pictures that are converted on demand:
-`Live` reads a camera and reconnects, `Recording` reads a video. A `Source` returns either the newest shot or every
-shot.
+`opening` selects the source for an address. A `Reader` reads shots, which are pictures that are converted on demand.
+The reader `Live` reads a camera and reconnects; the reader `Recording` reads a video. A `Source` returns either the
+newest shot or every shot.
 """
 
 from __future__ import annotations

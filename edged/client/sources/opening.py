@@ -222,7 +222,7 @@ def _open_film(name: str, hardware: bool) -> Film:
 
 def _find_pictures(path: Path) -> list[Path] | None:
     """Return the pictures of a folder, or the path itself if it is a picture. Return None for any other file. Raises
-    NotFound if the path does not exist or the folder has no pictures."""
+    NotFound if the path does not exist or the folder has no pictures, InvalidInput if the folder cannot be read."""
     if not path.exists():
         raise NotFound(f"there is no picture, folder, video or camera {str(path)!r}")
     if not path.is_dir():

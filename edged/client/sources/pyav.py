@@ -44,7 +44,8 @@ def require_av() -> Any:
 
 def shots(container: Any, on_damage: Damage, *, undecoded: bool = False) -> Iterator[Shot]:
     """Yield the undamaged frames of an open PyAV container, stamped with the arrival times of their packets. If
-    `undecoded` is set, Motion JPEG is not decoded. Raises the container's errors, such as a lost connection."""
+    `undecoded` is set, Motion JPEG is not decoded, and plausible times of the driver replace the arrival times. Raises
+    the container's errors, such as a lost connection."""
     stream = container.streams.video[0]
     if undecoded and stream.codec_context.name == "mjpeg":
         return _pictures(container, stream, on_damage)
@@ -141,7 +142,7 @@ def _packets(container: Any, stream: Any, on_damage: Damage) -> Iterator[Any]:
     failures, is_live, seen = 0, _is_live(container), time.monotonic()
     while True:
         try:
-            # Of a camera, all packets are read, so that one that sends only sound is noticed.
+            # All packets of a camera are read, so that a camera that sends only sound is noticed.
             for packet in container.demux() if is_live else container.demux(stream):
                 if is_live and packet.stream is not stream:
                     if time.monotonic() - seen > _SILENT_S:
