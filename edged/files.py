@@ -51,7 +51,7 @@ def _refusal(what: str, error: OSError) -> EdgedError:
 
 
 def unwritable(folder: Path) -> str:
-    """Return why a folder cannot be written; an empty text if it can. Nothing is written."""
+    """Return why a folder cannot be written; an empty string if it can. Nothing is written."""
     try:
         if not stat.S_ISDIR(folder.stat().st_mode):
             return f"{folder} is not a directory"
@@ -187,7 +187,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def foreign(paths: Iterable[Path]) -> str:
-    """Return why other users could have changed files or folders, with the remedy; an empty text if they could not.
+    """Return why other users could have changed files or folders, with the remedy; an empty string if they could not.
 
     Trusted files belong to this user or root, and only this user, root or their groups may write them. A user that may
     write to a folder can replace its files, unless the folder is sticky, as /tmp is. Raises OSError if a path cannot be

@@ -61,7 +61,7 @@ def stage(stage: str, category: str) -> str:
 
 
 def times(elapsed_s: float, estimate_s: float | None) -> str:
-    """Format the time so far, with the estimated total unless the time so far exceeds it. Return an empty text at the
+    """Format the time so far, with the estimated total unless the time so far exceeds it. Return an empty string at the
     start if there is no estimate."""
     if estimate_s is not None and max(elapsed_s, 1.0) <= estimate_s:
         return f"{span(elapsed_s)} of about {span(estimate_s)}"

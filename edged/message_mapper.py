@@ -45,7 +45,7 @@ def _is_message(field: FieldDescriptor) -> bool:
 
 
 def _only_map(descriptor: Descriptor) -> str:
-    """Return the name of a message's only field if this field is a map; otherwise an empty text."""
+    """Return the name of a message's only field if this field is a map; otherwise an empty string."""
     if len(descriptor.fields) != 1:
         return ""
     field = descriptor.fields[0]

@@ -133,9 +133,9 @@ class EventRecorder:
         self._put(lambda: self._take(answered, now), answered.size)
 
     def begin(self, place: str, answered: Answered | None, now: float, unix_s: float) -> str:
-        """Begin an event; return the path of its snapshot, or of its clip if no snapshot is made. Return an empty text
-        if no file is wanted or possible. An event that begins during the clip of an earlier event is recorded in that
-        clip."""
+        """Begin an event; return the path of its snapshot, or of its clip if no snapshot is made. Return an empty
+        string if no file is wanted or possible. An event that begins during the clip of an earlier event is recorded in
+        that clip."""
         try:
             picture = self._folder.path(place, ".jpg", unix_s) if self._events.snapshots and answered else None
             video = current = self._video

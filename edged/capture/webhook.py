@@ -89,7 +89,7 @@ class Webhook:
         _log.warning("webhook %s did not accept an event, which is dropped: %s", redact(self._url), self.problem)
 
     def _post(self, body: bytes) -> str:
-        """Send a request; return why it failed, or an empty text."""
+        """Send a request; return why it failed, or an empty string."""
         request = urllib.request.Request(self._url, body, self._headers)  # noqa: S310 - checked
         try:
             with self._opener.open(request, timeout=_PATIENCE_S):

@@ -2,7 +2,7 @@
 (https://github.com/grpc/proposal: A17 health checks, A42 ring hash, A76 hash of a header).
 
 Calls go to the healthy daemons in turn. A hash of the camera's name selects the daemon for the camera's stream. As long
-as this daemon is healthy, a camera that connects again finds the same daemon and its tracks there.
+as this daemon is healthy, a camera that connects again reaches this daemon, which still has the camera's tracks.
 """
 
 from __future__ import annotations

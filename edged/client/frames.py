@@ -187,7 +187,7 @@ class FrameMaker:
 
     def introduce(self, frame: OutgoingFrame) -> OutgoingFrame:
         """Return the frame with the stream's options. The first frame of each call needs them, since the daemon forgets
-        a camera when its call ends."""
+        them when the call ends."""
         if self._options.options is None:
             return frame
         options = pb.Frame(options=self._options.options).SerializeToString()

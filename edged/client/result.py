@@ -165,7 +165,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
         """Return the detections as `supervision.Detections`, with masks, tracker ids (-1 for none) and oriented boxes.
         For a class map there is a detection for each class, with a mask and without a score, as in
         `Detections.from_transformers`. If a pipeline answered, `data["nested"]` has the caption of each detection's
-        nested answer, or an empty text. Raises Unsupported if supervision is not installed."""
+        nested answer, or an empty string. Raises Unsupported if supervision is not installed."""
         # Not made from Roboflow's JSON: supervision's reader of that JSON loses holes in masks and oriented boxes.
         try:
             supervision: Any = importlib.import_module("supervision")
@@ -221,7 +221,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
         return arrays_of(self.detections, self.width, self.height)
 
     def captions(self) -> list[str]:
-        """Return the caption of each detection's nested answer, or an empty text for a detection without one."""
+        """Return the caption of each detection's nested answer, or an empty string for a detection without one."""
         return ["" if found.nested is None else found.nested.caption for found in self.detections]
 
     def labels(self) -> Sequence[str]:

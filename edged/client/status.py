@@ -144,7 +144,7 @@ def late(target: str) -> DeadlineExceeded:
 
 
 def _refusal(words: str, target: str) -> str:
-    """Return why a server at the target refuses the connection; an empty text if no server answers."""
+    """Return why a server at the target refuses the connection; an empty string if no server answers."""
     reason = next((reason for sign, reason in _HANDSHAKE if sign in words), "")
     if not reason and not target.startswith("unix:") and any(sign in words for sign in _HUNG_UP):
         reason = "the server at {} hangs up; perhaps it requires TLS (EDGED_CA), or a certificate (EDGED_CERTIFICATE)"

@@ -22,7 +22,7 @@ _SHOWN = 60  # most characters of a wrong value in a message
 
 
 def toml(value: object) -> str:
-    """Return a value in TOML syntax. Tables are inline. For None, which TOML lacks, return an empty text."""
+    """Return a value in TOML syntax. Tables are inline. For None, which TOML lacks, return an empty string."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

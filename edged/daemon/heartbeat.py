@@ -82,7 +82,7 @@ def _made(engine: EngineProgress) -> str:
 
 
 def stalled(liveness: Liveness, patience: float) -> str:
-    """Return why the daemon makes no progress, or an empty text if it makes progress. `patience` is in seconds.
+    """Return why the daemon makes no progress, or an empty string if it makes progress. `patience` is in seconds.
 
     The daemon makes no progress if its control loop has not run for `patience`, or if a host exceeds its time limit by
     `patience`. Normally the daemon kills such a host about two seconds after the limit, so a longer delay is a fault of

@@ -106,7 +106,7 @@ class Gathering:
     waiting: int = 0  # candidates that are not examined yet
     waiting_bytes: int = 0
     problem: str = ""  # why nothing is kept at present
-    is_ending: bool = False  # it finishes once its candidates are examined
+    is_ending: bool = False  # the collection finishes once its candidates are examined
     saved_mono_s: float = 0.0
     collected: Collected | None = None
 

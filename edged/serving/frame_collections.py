@@ -23,7 +23,7 @@ from edged.serving.frame_files import FrameFiles
 from edged.tasks import despite_cancelling
 
 _LOG = logging.getLogger("edged.serving")
-_REST_SECONDS = 60.0  # after a full disk or budget
+_REST_SECONDS = 60.0  # pause of a collection if the disk or the budget is full
 
 
 class FrameCollections:
@@ -78,8 +78,8 @@ class FrameCollections:
         gathering.pacer.rest(self._clock().mono_s + _REST_SECONDS)
 
     async def finish(self, gathering: Gathering) -> None:
-        """Finish a collection. If the collection has no frames, it keeps the id of the previous collection of the
-        model. If it has no such id either, it is removed."""
+        """Finish a collection. A collection without frames keeps the id of the model's previous collection, or is
+        removed if the model had no previous collection."""
         model, frames = gathering.model, gathering.collection.frames
         made = id_of(frames) if frames else gathering.collection.id
         if not made:

@@ -1,8 +1,8 @@
 """Keeps a model's gallery, which is a set of named embeddings, in memory and in a file below the state directory.
 
-Faces and their names are personal data. The files have vectors but no pictures. Only the daemon's user can read them.
-Child processes run as the same user, but they are confined and cannot read them (`daemon/locations.py`). A damaged file
-is kept for the operator, but not used.
+Faces and their names are personal data. The files have vectors but no pictures. Only the daemon's user can read the
+files. Child processes run as the same user, but their confinement keeps them from these files (`daemon/locations.py`).
+A damaged file is kept for the operator, but not used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Galleries:
         self._read()
 
     def of(self, model: str, engine: EngineRef) -> Gallery | None:
-        """Return the gallery of a model, or None if the vectors of `engine` cannot be compared with it."""
+        """Return the gallery of a model; None without a gallery, or if vectors of `engine` cannot be compared with
+        it."""
         found = self._galleries.get(model)
         is_same = found is not None and found.space == space_of(engine.model, engine.recognition)
         return found if is_same else None
@@ -71,7 +72,7 @@ class Galleries:
             return gallery
 
     async def remove(self, model: str, name: str) -> Gallery | None:
-        """Remove a name from a gallery, or the whole gallery if the name is empty. Return the gallery that is left, or
+        """Remove a name from a gallery, or the whole gallery if the name is empty. Return the remaining gallery, or
         None. Raises NotFound if the gallery or the name does not exist."""
         async with self._changing:
             gallery = self._galleries.get(model)

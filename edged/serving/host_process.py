@@ -210,7 +210,7 @@ class Progress:
 
     @property
     def should_ping(self) -> bool:
-        """Whether to send a ping."""
+        """Whether the host has made no progress for at least `limits.ping` seconds."""
         return self.silent >= self._limits.ping
 
     @property

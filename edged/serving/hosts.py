@@ -48,7 +48,7 @@ class _Record(msgspec.Struct):
 
 
 class Hosts:
-    """Starts hosts when they are needed. Calls `on_lost` with the link of each host that has ended, for any reason."""
+    """Starts hosts when they are needed. Calls `on_lost` with the link of each host that has ended, and the reason."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Hosts:
         return max(0.0, record.not_before - time.monotonic()) if record else 0.0
 
     def empty(self, wanted: Container[HostKind]) -> list[HostLink]:
-        """Return the hosts to stop. They have no sessions, and their kind is not in `wanted` or they have had no
+        """Return the hosts to stop: hosts without sessions whose kind is not in `wanted`, and hosts that have had no
         session for a minute."""
         now, found = time.monotonic(), []
         for kind, link in self._links.items():

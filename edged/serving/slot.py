@@ -357,7 +357,7 @@ class Slot:
                 self.finite.answered(seen.not_finite, now)
 
     def _retry_individually(self, session: ServingSession, batch: Batch, error: BaseException) -> None:
-        """Retry each part of a failed batch alone. If all parts succeed, the batch was the fault: the engine cannot run
+        """Retry each part of a failed batch alone. If all parts succeed, the batch was the cause: the engine cannot run
         batches, whatever its model declares. Later work then runs one by one.
 
         Batching stays on if a part also fails alone, because every batch with this part would have failed. It also

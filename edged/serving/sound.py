@@ -206,7 +206,7 @@ class SoundSource:
         self._states: dict[str, Array] = {}
 
 
-# What answers the frames of a stream.
+# The slot of a model, of a pipeline or of a source of sound: it answers the frames of a stream.
 AnySlot: TypeAlias = "FrameSlot | SoundSource"
 
 

@@ -79,9 +79,9 @@ class Statistics:
     `success` and `fail` count requests. `queue` and `compute_*` cover the successful requests. `inference_count` counts
     the rows of successful requests (a frame is one row), `execution_count` the runs of an engine. `batches` maps a
     number of rows to the durations of executions with this number. `last_inference_ms` is the time of the last
-    execution since the epoch, 0 for never. `responses` is for models with several responses to a request, by position.
-    Its last entry also counts all later positions. `failures` counts failures by error class. `infer_seconds` covers
-    every execution, `request_seconds` each successful request from its arrival.
+    execution in milliseconds since the epoch, 0 for never. `responses` is for models with several responses to a
+    request, by position. Its last entry also counts all later positions. `failures` counts failures by error class.
+    `infer_seconds` covers every execution, `request_seconds` each successful request from its arrival.
     """
 
     def __init__(self) -> None:

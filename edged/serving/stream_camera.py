@@ -83,7 +83,7 @@ class Entry(Generic[Tag]):
 
     tag: Tag
     work: FrameWork
-    slot: AnySlot | EdgedError  # what answers it, or the error that is its answer
+    slot: AnySlot | EdgedError  # answers the frame, or is the error that answers it
     place: int  # among all frames of its camera
     sequence: int
     captured_ns: int

@@ -38,8 +38,8 @@ Given: TypeAlias = "dict[str, str | int | tuple[str, ...]]"
 
 
 class TraceSettings(msgspec.Struct, frozen=True):
-    """What is traced: every `rate`-th request until `count` requests are traced (-1: no limit). `levels` say what is
-    recorded. Without levels, nothing is traced.
+    """Trace settings. Every `rate`-th request is traced until `count` requests are traced (-1: no limit). `levels`
+    select timestamps and tensors. Without levels, nothing is traced.
 
     Traces are written to `file`, or, with a `frequency`, to `file.0`, `file.1`, ... with `frequency` traces each.
     """
