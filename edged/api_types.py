@@ -295,7 +295,7 @@ class EngineInfo(Info, frozen=True):
     built in advance on a box with another device, `ahead` is the device that it was built for. `speeds` has the
     measured speed for each number of instances and threads. `instances` is the number of inferences that the engine
     runs at the same time while it serves, otherwise 0. `judgement` is None if the engine was not judged on frames of
-    cameras. `shared_by` is the box that built the engine, if it came from a shared store.
+    cameras. `shared_by` is the box that built the engine, if the engine came from a shared store.
     """
 
     key: str
@@ -412,7 +412,7 @@ class EngineProgress(Info, frozen=True):
 
     While the engine is made, `phase` is the current step. `fraction` is the finished share of that step, 0 to 1, None
     if unknown. `elapsed_s` counts from the start. `estimate_s` is the expected total, None the first time. `done`: the
-    command for this engine has ended. `succeeded`: it ended with the result that the caller requested.
+    command for this engine has ended. `succeeded`: the command ended with the result that the caller requested.
     """
 
     key: str
@@ -434,7 +434,7 @@ class StatusInfo(Info, frozen=True):
     """The state of the box. `models` is the number of its models, `serving` how many of them can answer. `engines` is
     the number of engines in the store, which use `engine_bytes` of `budget_bytes` (0: no limit). `free_bytes` is the
     free space on the disk. `paused` says why nothing is built at present, `building` lists the engines that are being
-    built. `alarms` are the current problems. `page` is the URL of the daemon's page, empty if it has none."""
+    built. `alarms` are the current problems. `page` is the URL of the daemon's page, empty without a page."""
 
     version: str
     epoch: str
@@ -463,7 +463,7 @@ class ReloadedKey(Info, frozen=True):
 class ZoneInfo(Info, frozen=True):
     """A zone, which is a part of a camera's picture. `counts` has the number of objects of each class in the zone now.
     `since_unix_s` is when the zone last became occupied or free, in seconds since the epoch. `visits` counts how often
-    it became occupied since the camera started."""
+    the zone became occupied since the camera started."""
 
     occupied: bool
     since_unix_s: float
@@ -547,9 +547,9 @@ class ModelLoad(Info, frozen=True):
 
 
 class HostLoad(Info, frozen=True):
-    """An engine host, which is a process that runs engines of one backend. `limit_bytes` is the limit of its memory, 0
-    for no limit. `losses` counts how often a host of this backend was lost since the daemon started. `pid` is 0 while
-    the host is gone and not started again yet."""
+    """An engine host, which is a process that runs engines of one backend. `limit_bytes` is the memory limit of the
+    host, 0 for no limit. `losses` counts how often a host of this backend was lost since the daemon started. `pid` is 0
+    while the host is gone and not started again yet."""
 
     backend: str
     pid: int

@@ -1,6 +1,6 @@
 """Events of the daemon: typed and numbered. The newest are kept, so that a client can catch up after a disconnection.
 
-One event loop writes and reads them. Sequence numbers begin at 1 in each run of the daemon and have no gaps;
+One event loop writes and reads the events. Sequence numbers begin at 1 in each run of the daemon and have no gaps;
 `EventLog.epoch` identifies the run.
 """
 

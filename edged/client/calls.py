@@ -465,8 +465,9 @@ class DaemonCalls:
         follow: bool = True,
     ) -> Call[EngineProgress]:
         """Build the engines of a model, the engine whose key begins with `engine`, or all engines. Without `force`,
-        only engines in the states absent, failed, unsuitable, quarantined and evicted are built. A rejected engine is
-        built only with `force`, or if `engine` selects it. The current engines keep serving meanwhile.
+        only engines in the states absent, failed, unsuitable, quarantined and evicted are built, and engines that are
+        quarantined because they killed their hosts are only opened again. A rejected engine is built only with `force`,
+        or if `engine` selects it. The current engines keep serving meanwhile.
 
         The work has begun when this method returns. Closing the returned updates does not end the work; `cancel` does.
         The first updates list every selected engine; with `follow` more updates arrive until each engine has its

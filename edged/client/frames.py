@@ -186,8 +186,8 @@ class FrameMaker:
             self._sharing.close()
 
     def introduce(self, frame: OutgoingFrame) -> OutgoingFrame:
-        """Return the frame with the stream's options. The first frame of each call needs them, since the daemon forgets
-        them when the call ends."""
+        """Return the frame with the stream's options. The first frame of each call needs these options, since the
+        daemon forgets them when the call ends."""
         if self._options.options is None:
             return frame
         options = pb.Frame(options=self._options.options).SerializeToString()

@@ -21,7 +21,7 @@ _Address: TypeAlias = Annotated[str, Meta(extra={"address": True})]  # shown wit
 
 
 class Zone(Table, frozen=True):
-    """A part of the picture, for which edged reports the number of objects of each class and since when it is
+    """A part of the picture. edged reports how many objects of each class are in the zone, and since when it is
     occupied."""
 
     points: Annotated[
@@ -88,7 +88,7 @@ class Events(Table, frozen=True):
 
 
 class Sinks(Table, frozen=True):
-    """Where results go, besides clients that ask for them."""
+    """Outputs for results, in addition to the clients that request results."""
 
     mqtt: Annotated[
         _Address,

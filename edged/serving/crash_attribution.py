@@ -1,6 +1,6 @@
 """Decides which engine killed its host, and which engines are quarantined. Pure: no clock, no IO.
 
-A host is a process that runs engines. If it dies, it interrupts all of them, so one death proves little:
+A host is a process that runs engines. If the host dies, all of its engines are interrupted, so one death proves little:
 
 - If the host was killed from outside, by an operator or by the kernel for lack of memory, its engines are not blamed.
   Only an engine that had work at two such deaths in a row, without an answer between them, becomes a suspect.
@@ -65,8 +65,8 @@ Records = dict[EngineId, Record]
 
 def died(records: Records, suspects: Iterable[tuple[EngineId, bool]], death: Death, most_hosts: int = 1) -> Records:
     """Return the records after a host's death. `suspects` has each suspected engine, and whether it answered any
-    request in that host. If it did, its earlier deaths from outside do not count. All suspects together get at most
-    `most_hosts` hosts."""
+    request in that host. If an engine did, its earlier deaths from outside do not count. All suspects together get at
+    most `most_hosts` hosts."""
     after, involved = dict(records), list(suspects)
     for suspect, has_answered in involved:
         known = after.get(suspect, Record())

@@ -163,7 +163,7 @@ class Hosts:
 
 
 def pause(deaths: int, *, has_room: bool) -> float:
-    """Return the seconds to wait before a host is started again. `deaths`: how often in a row it crashed or died for
-    lack of memory. `has_room`: the host had started, and the box has memory for it. Pure."""
+    """Return the seconds to wait before a host is started again. `deaths`: how often in a row the host crashed or died
+    for lack of memory. `has_room`: the host had started, and the box has memory for it. Pure."""
     seconds = _BACKOFF[min(deaths, len(_BACKOFF) - 1)]
     return min(seconds, _SHORT) if has_room else seconds

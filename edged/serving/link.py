@@ -76,8 +76,9 @@ class HostSession:
     clock.
 
     A session runs at most `instances` jobs at a time, in order. The time of a waiting job begins when a running job
-    ends. A job that reaches its limit is stopped. If it still runs after a grace period, its runtime cannot stop it,
-    and the host is replaced. If the engine runs several times for a job, the limit is multiplied by the number of runs.
+    ends. A job that reaches its limit is stopped. If the job still runs after a grace period, its runtime cannot stop
+    the job, and the host is replaced. If the engine runs several times for a job, the limit is multiplied by the number
+    of runs.
     """
 
     __slots__ = (
@@ -134,7 +135,7 @@ class HostSession:
         return max((now - began - self._allowed(job) for job, began in self.jobs.items()), default=-math.inf)
 
     def overdue(self, now: float, grace: float) -> tuple[Literal["", "stop", "hopeless"], int]:
-        """Return what to do about a job that has reached its limit, and the number of the job. "stop" is returned once
+        """Return the action for a job that has reached its limit, and the number of the job. "stop" is returned once
         for each job, "hopeless" if the job still runs after the grace period, and "" if there is nothing to do."""
         for job, began in self.jobs.items():
             if now - began <= self._allowed(job):

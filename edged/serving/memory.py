@@ -1,4 +1,4 @@
-"""How much memory an engine host may use, and how much it uses."""
+"""The memory that an engine host may use, the memory that it uses, and the free memory of the box."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ and priority. That queue is short, because a stream limits the number of its fra
 All crops of a frame are sent together (`CropsWork`), so the second model's host gets and decodes the picture once. On
 one core, decoding a JPEG of 1920x1080 takes 8.6 ms, and fitting eight crops into an input of 224x224 takes 1.1 ms.
 Decoding the picture for each crop would take 69 ms. The first model's host could cut out the crops, which would save
-the second decoding. But it would then need the rule of each pipeline, and keep the pixels of every picture until the
-answer.
+the second decoding. But this host would then need the rule of each pipeline, and keep the pixels of every picture until
+the answer.
 
 How frames end:
 

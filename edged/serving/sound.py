@@ -7,7 +7,7 @@ no window yet. So the engine may be replaced between two windows. A window that 
 with the same state.
 
 The source starts again, with an empty window and no state, if samples are missing. They are missing after a skipped or
-failed frame, and for a new connection. It also starts again if the model is replaced by another version.
+failed frame, and for a new connection. The source also starts again if another version replaces the model.
 
 Each frame has one answer: the highest score of each class in the windows that it completes. If it completes none, the
 answer has no content.

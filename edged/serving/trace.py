@@ -308,7 +308,7 @@ class Trace:
 
 
 class _Scope:
-    """The settings of one model, or of all models without their own, and how many requests may still be traced."""
+    """The settings of one model, or of all models without own settings, and the number of requests left to trace."""
 
     def __init__(self) -> None:
         self.given: Given = {}

@@ -210,8 +210,8 @@ class FrameWork(Work):
         return (self.data,)
 
     def pictures(self, span: Span) -> tuple[m.Picture, ...]:
-        """Return what the host must know about the picture, as one item for each row that this work adds to a batch.
-        `span` is the picture's place in the arena."""
+        """Return the picture as the host needs it: one item for each row that this work adds to a batch. `span` is the
+        picture's place in the arena."""
         about = (span, self.pixel_format, self.width, self.height, self.stride)
         return (m.Picture(*about, self.roi, self.thresholds),)
 
