@@ -165,8 +165,7 @@ class Overwritten(FrameSkipped):
 
 
 class SegmentUnusable(EdgedError, code=ErrorCode.SHARED_MEMORY_UNUSABLE):
-    """The daemon cannot read the client's shared memory, and a retry does not help. The client then sends bytes
-    instead."""
+    """The daemon cannot read the client's shared memory, and a retry does not help. The client then sends bytes."""
 
 
 class HostLost(EdgedError, code=ErrorCode.ENGINE_HOST_LOST):

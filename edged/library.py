@@ -67,8 +67,8 @@ class LoadedModel(AbstractContextManager["LoadedModel"]):
         """Return the detections or the content of a picture, or raw outputs for a model of no known family.
 
         `image` is a path, the bytes of a JPEG or PNG, or uint8 pixels: BGR [height, width, 3] or gray [height, width].
-        Raises InvalidInput if the picture cannot be decoded or the model takes no pictures, NotFound if the file does
-        not exist.
+        Raises InvalidInput if the picture cannot be decoded or the model takes no pictures, NotFound for a missing
+        file.
         """
         started = time.perf_counter()
         shot = _raw(image) if isinstance(image, np.ndarray) else Shot(read_picture(image))

@@ -46,12 +46,12 @@ def client_socket() -> Path:
 
 
 def default_state_dir() -> Path:
-    """Return the default folder for models and settings, which must be kept. EDGED_STATE overrides it."""
+    """Return the default folder for models and settings, which must be kept. Outside systemd, EDGED_STATE sets it."""
     return _place("STATE_DIRECTORY", "EDGED_STATE", Path("/var/lib/edged"), "XDG_DATA_HOME", ".local/share")
 
 
 def default_cache_dir() -> Path:
-    """Return the default folder for engines, which can be built again. EDGED_CACHE overrides it."""
+    """Return the default folder for engines, which can be built again. Outside systemd, EDGED_CACHE sets it."""
     return _place("CACHE_DIRECTORY", "EDGED_CACHE", Path("/var/cache/edged"), "XDG_CACHE_HOME", ".cache")
 
 
@@ -89,8 +89,8 @@ def _systemd(variable: str) -> Path | None:
 
 
 def _absolute(variable: str) -> Path | None:
-    """Return a variable's absolute path, or None. Relative paths are ignored, since the XDG specification forbids
-    them."""
+    """Return a variable's absolute path, or None. The XDG specification forbids relative paths, so these are
+    ignored."""
     text = os.environ.get(variable, "")
     return Path(text) if text.startswith("/") else None
 

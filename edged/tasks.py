@@ -76,7 +76,7 @@ async def despite_cancelling(work: Coroutine[Any, Any, _T]) -> _T:
 
 @contextlib.asynccontextmanager
 async def in_thread(make: Callable[[], contextlib.AbstractContextManager[_T]]) -> AsyncIterator[_T]:
-    """Enter and leave a context in a thread, because both wait for the disk. The context is left even if this task is
+    """Enter and leave a context in a thread, because both wait for the disk. Leave it even if this task is
     cancelled."""
     entered, given = contextlib.ExitStack(), list[_T]()
     try:

@@ -1,2 +1,2 @@
-"""The daemon's side of configured cameras: their definitions, and the supervision of the processes (`edged.capture`)
-that run them."""
+"""The daemon's side of configured cameras: their definitions, and the supervision of their processes
+(`edged.capture`)."""

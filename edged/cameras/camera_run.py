@@ -31,8 +31,7 @@ _IN_TROUBLE = (m.State.CONNECTING, m.State.LOST, m.State.FAILED)
 
 
 class RunLimits(msgspec.Struct, frozen=True):
-    """Time limits of a camera's process in seconds, and the command that starts the process. Tests use shorter
-    limits."""
+    """Time limits of a camera's process in seconds, and the command that starts it. Tests use shorter limits."""
 
     start: float = 60.0  # longest time from the start to the first message
     silent: float = 30.0  # the longest time without a message
@@ -43,8 +42,7 @@ class RunLimits(msgspec.Struct, frozen=True):
 
 
 class CameraRun:
-    """Runs an enabled camera, until the camera is changed, disabled or removed. `report` is the last report of its
-    process."""
+    """Runs a camera until the camera is changed, disabled or removed. `report` is the last report of its process."""
 
     def __init__(
         self, name: str, camera: Camera, target: str, folder: Path, events: EventLog, limits: RunLimits
@@ -106,8 +104,7 @@ class CameraRun:
             return self._newest
 
     def describe(self, rule: str, text: str) -> None:
-        """Send the process a description of what the camera sees. The description is lost if the process does not
-        run."""
+        """Send the process a description of the camera's picture. The description is lost if no process runs."""
         if self._process is not None:
             self._process.send(m.Description(rule, text, time.time()))
 

@@ -1,5 +1,4 @@
-"""The cameras that the daemon runs: the cameras of its configuration, and the cameras that operators added (stored in
-files)."""
+"""The cameras that the daemon runs: those of its configuration, and those that operators added (stored in files)."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ _MOST = 1024
 
 
 class Definition(NamedTuple):
-    """A camera's settings. `is_configured`: the camera is defined in the configuration, so commands cannot change
-    it."""
+    """A camera's settings. `is_configured`: the configuration defines the camera, so commands cannot change it."""
 
     camera: Camera
     is_configured: bool

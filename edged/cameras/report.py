@@ -13,8 +13,7 @@ from edged.serving.camera import CameraRecord, Cameras
 
 
 def camera_infos(cameras: Cameras, supervisor: CameraSupervisor) -> list[CameraInfo]:
-    """Return all cameras sorted by name and model: configured cameras, and cameras that send frames or sent them
-    recently."""
+    """Return all configured cameras, and all cameras that send or recently sent frames, by name and model."""
     found = {(info.camera, info.model): info for info in cameras.reports()}
     for name, status in supervisor.status().items():
         key = name, status.definition.camera.model

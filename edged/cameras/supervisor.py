@@ -48,8 +48,8 @@ class CameraSupervisor:
         self._changing = asyncio.Lock()
 
     async def start(self, listen: Listen) -> None:
-        """Start the processes. `listen` is called before the first process starts; it opens the daemon's address for
-        the processes."""
+        """Start the processes. Before the first process starts, `listen` opens the daemon's address for the
+        processes."""
         self._listen = listen
         await self._change()
 

@@ -1,2 +1,1 @@
-"""The process of one configured camera: opens its source, streams it to the daemon, and passes results to its
-outputs."""
+"""The process of one configured camera: opens the source, streams to the daemon, and passes results to outputs."""

@@ -33,8 +33,7 @@ _UNANSWERED_S = 60.0  # after this time without an answer, zones become free as 
 
 
 class Outputs:
-    """All outputs of one camera. The streaming thread calls `tap` and `on_result`; other threads call the other
-    methods."""
+    """All outputs of one camera. The streaming thread calls `tap` and `on_result`; other threads call the rest."""
 
     def __init__(self, begin: Begin, send: Callable[[FromCapture], None]) -> None:
         camera = begin.camera

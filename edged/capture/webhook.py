@@ -27,8 +27,7 @@ _log = logging.getLogger("edged.capture")
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Redirects are errors: urllib would follow them without the request's body, and send the password to another
-    server."""
+    """Redirects are errors: urllib would follow them without the body, and send the password to another server."""
 
     def redirect_request(self, *_: object) -> None:
         return None

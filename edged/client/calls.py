@@ -350,8 +350,7 @@ class DaemonCalls:
 
     @unary
     def stop_collecting(self, model: str) -> Call[FrameCollection]:
-        """End a model's collection early; the frames collected so far are kept. Raises NotFound if no collection
-        runs."""
+        """End a model's collection early and keep the collected frames. Raises NotFound if no collection runs."""
         request = pb.StopCollectingRequest(model=model)
         return Call(_OPERATIONS + "StopCollecting", request, pb.FrameCollection, _one(FrameCollection))
 
@@ -416,8 +415,7 @@ class DaemonCalls:
         regex: str | None = None,
         timeout: float | None = None,
     ) -> Call[ChatText]:
-        """Return a language model's answer in parts, while the model generates it. Closing the returned updates ends
-        the work.
+        """Return a language model's answer in parts while the model generates it. Closing the updates ends the work.
 
         `messages` is a question, or messages with `role` (system, user or assistant), `content`, and `pictures`: JPEG
         or PNG as bytes or paths, for models that accept pictures. With `json_schema` or `regex` the answer matches this
@@ -480,8 +478,7 @@ class DaemonCalls:
     def verify(
         self, model: str | None = None, *, engine: str | None = None, everything: bool = False, follow: bool = True
     ) -> Call[EngineProgress]:
-        """Compare engines with the reference and time them again. Arguments, updates and errors are those of
-        `rebuild`."""
+        """Compare engines with the reference and time them again. Arguments, updates and errors are as in `rebuild`."""
         request = pb.VerifyRequest(selector=_selector(model, engine, everything), follow=follow)
         return Call(_OPERATIONS + "Verify", request, pb.EngineProgress, _one(EngineProgress), follow)
 

@@ -21,7 +21,7 @@ _Address: TypeAlias = Annotated[str, Meta(extra={"address": True})]  # shown wit
 
 
 class Zone(Table, frozen=True):
-    """A part of the picture. edged reports how many objects of each class are in the zone, and since when it is
+    """A part of the picture. edged counts the objects of each class in a zone, and reports since when it is
     occupied."""
 
     points: Annotated[
@@ -47,7 +47,7 @@ class Zone(Table, frozen=True):
 
 
 class Line(Table, frozen=True):
-    """A line across the picture, which counts the objects that cross it inwards and outwards. A line turns tracking
+    """A line across the picture. edged counts the objects that cross a line in each direction; a line turns tracking
     on."""
 
     points: Annotated[

@@ -25,8 +25,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def advice(name: str, here: Table, root: Table) -> str:
-    """Suggest a known key for an unknown `name` in table `here`: from this table, or from another table below
-    `root`."""
+    """Suggest a known key for an unknown `name` in table `here`, from this table or another table below `root`."""
     close = nearest(name, here.names)
     elsewhere = [each for each in root.walk() if name in each.names and each is not here]
     if elsewhere:

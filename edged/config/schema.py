@@ -100,7 +100,7 @@ _Interval: TypeAlias = Annotated[float, Meta(ge=0, le=604_800)]
 
 
 class Drift(Table, frozen=True):
-    """Checks of live answers. Now and then, the reference also answers a live frame, and the two answers are compared
+    """Checks of live answers. Now and then the reference also answers a frame, and the two answers are compared
     (docs/drift.md)."""
 
     every_seconds: Annotated[_Interval, Meta(description="Seconds between two checks of a model; 0 is never.")] = 0.0

@@ -49,8 +49,7 @@ def read_clock() -> Clock:
 
 
 class Collector:
-    """The collections of all models. This class is a `Tap` of all streams. `run` does the work that waits for the
-    disk."""
+    """The collections of all models. A collector is a `Tap` of all streams. `run` does the work on the disk."""
 
     def __init__(
         self,
@@ -113,8 +112,7 @@ class Collector:
             await self.kept.begin(model, Collection(tuple(sorted(set(cameras))), frames, over_s, self._clock().unix_s))
 
     def stop(self, model: str) -> None:
-        """End a collection early. It finishes when its candidates are examined. Raises NotFound if no collection runs
-        for the model."""
+        """End a model's collection once its candidates are examined. Raises NotFound if no collection runs."""
         found = self.kept.running.get(model)
         if found is None:
             raise NotFound(f"no frames are being collected for model {model[:80]!r}; see: edged samples list")
@@ -122,8 +120,7 @@ class Collector:
         self._wake.set()
 
     async def remove(self, model: str) -> None:
-        """Remove all frames of a model. Raises NotFound if it has none, and InvalidInput if the files cannot be
-        removed."""
+        """Remove all frames of a model. Raises NotFound if it has none, InvalidInput if the files cannot be removed."""
         async with self._changing:
             if model not in self.kept.gatherings and model not in self.kept.damaged:
                 raise NotFound(f"there are no collected frames for model {model[:80]!r}; see: edged samples list")

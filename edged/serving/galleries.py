@@ -42,8 +42,7 @@ class Galleries:
         self._read()
 
     def of(self, model: str, engine: EngineRef) -> Gallery | None:
-        """Return the gallery of a model; None without a gallery, or if vectors of `engine` cannot be compared with
-        it."""
+        """Return a model's gallery; None if there is no gallery that vectors of `engine` can be compared with."""
         found = self._galleries.get(model)
         is_same = found is not None and found.space == space_of(engine.model, engine.recognition)
         return found if is_same else None

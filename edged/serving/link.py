@@ -201,8 +201,7 @@ class HostLink:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the process and wait until it has imported its backend. Raises HostLost if the host cannot be
-        started."""
+        """Start the process and wait until the host has imported its backend. Raises HostLost if the start fails."""
         try:
             connection = self._socket = HostSocket(self._receive, self._most_bulk, self._disconnected)
             allowed_mb = 0 if memory.is_gpu_mapped() else self.memory_mb
@@ -313,8 +312,7 @@ class HostLink:
         self._require_alive()
 
     def _disconnected(self, why: str = "") -> None:
-        """Mark the host as lost, because the connection ended. If `why` says how the host violated the protocol, kill
-        the host."""
+        """Mark the host as lost, because the connection ended. Kill the host if it violated the protocol (`why`)."""
         if why:
             self.kill(why)
         elif not self.lost:  # the watcher will see the process end, and learn how

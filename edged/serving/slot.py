@@ -81,8 +81,7 @@ class Slot:
         self._pump()
 
     def push(self, request: Work) -> None:
-        """Queue a request. Raises Overloaded if too many requests wait, or the slot's error if the slot refuses
-        work."""
+        """Queue a request. Raises Overloaded if too many requests wait, and the slot's error if it refuses work."""
         if (place := self._place(request)) is not self:
             place.push(request)
             return

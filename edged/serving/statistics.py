@@ -95,8 +95,8 @@ class Statistics:
         self.infer_seconds, self.request_seconds = Histogram(), Histogram()
 
     def executed(self, rows: int, parts: Sequence[Times]) -> None:
-        """Count one execution of an engine. `parts` has the times of each frame, or one item for all tensor requests
-        together."""
+        """Count one execution of an engine. `parts` has the times of each frame, or one item for all tensor
+        requests."""
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
         batch = self.batches.setdefault(rows, BatchDuration())

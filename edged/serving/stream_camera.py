@@ -44,8 +44,8 @@ class SkipLedger:
         return bool(self._runs)
 
     def add(self, place: int, sequence: int, reason: str) -> None:
-        """Add a skipped frame. `place` is its number among all frames of the camera, `sequence` its number from the
-        client."""
+        """Add a skipped frame. `place` is its number among the camera's frames, `sequence` the client's number of
+        it."""
         run = self._runs[-1] if self._runs else None
         if run is not None and run.reason == reason and place == self._last + 1:
             self._runs[-1] = Skips(run.first, sequence, run.count + 1, reason)

@@ -79,8 +79,7 @@ class Tracking:
 
     @property
     def missing(self) -> str:
-        """Why this box cannot track objects and what to install, in one line; empty if nothing is known to be
-        missing."""
+        """Why this box cannot track objects and what to install, in one line; empty if nothing is missing."""
         name = next((name for name in ("trackers", "supervision") if not packages.is_installed(name)), "")
         return m.not_installed(name) if name else self._unfit if time.monotonic() < self._not_before else ""
 
@@ -137,8 +136,7 @@ class Tracking:
         return known
 
     def _is_able(self, frame: Frame) -> bool:
-        """Whether the tracker process runs and can answer in time. Starts a process if none runs and a start is
-        allowed."""
+        """Whether the tracker runs and can answer in time. Start a process if none runs and a start is allowed."""
         if not self._closed and frame.asked >= self._not_before and (self._life is None or self._life.done()):
             self._life = asyncio.create_task(self._live())
         child = self._child

@@ -118,8 +118,7 @@ class Mqtt(Sink):
                 self._publish_counts()
 
     def publish_description(self, rule: str, text: str, unix_s: float) -> None:
-        """Publish a language model's description of the picture, retained at `description`, if the broker is
-        connected."""
+        """Publish a language model's description of the picture, retained at `description`, if connected."""
         with self._publishing:
             if self._client.is_connected():
                 self._publish(*self._topics.description_entity(), self._topics.described(rule, text, unix_s))

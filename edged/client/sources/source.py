@@ -1,5 +1,4 @@
-"""The base of all sources: a `Reader` reads shots, a `Source` returns the newest shot or every shot; `Live` reads
-cameras."""
+"""The base of all sources. A `Reader` reads shots, a `Source` returns the newest or all; `Live` reads cameras."""
 
 from __future__ import annotations
 
@@ -249,8 +248,7 @@ class _Read(Source):
 
 
 class InOrder(_Read):
-    """Returns every frame of a reader up to `max_fps`. Frames are read on demand, so a slow consumer delays the
-    camera."""
+    """Returns every frame of a reader up to `max_fps`. Reads frames on demand, so a slow consumer delays the camera."""
 
     def __init__(self, reader: Reader, max_fps: float = 0.0) -> None:
         super().__init__(reader, max_fps)
@@ -268,8 +266,7 @@ class InOrder(_Read):
         self.reader.stopped.set()
 
     def close(self) -> None:
-        """Interrupt and close the reader, waiting up to 0.5 s for it. A reader that is still busy ends after its
-        current read."""
+        """Interrupt and close the reader; wait up to 0.5 s. A reader that is still busy ends after its current read."""
         self.interrupt()
         if self._reading.acquire(timeout=0.5):
             try:
