@@ -86,7 +86,7 @@ class Outputs:
     def pass_time(self, now: float, *, is_streaming: bool) -> None:
         """Publish the state of zones and lines; called about once a second. While the camera does not stream or gets no
         answers, also advance the clock of its zones, so that objects time out and the zones become free. After some
-        more seconds, publish that nothing is seen."""
+        seconds without an answer, publish that nothing is seen."""
         if not is_streaming or now - self._answered > self._longest_gap:
             with self._busy:
                 self._report(self._watch.pass_time(now, time.time()), None, now, time.time())

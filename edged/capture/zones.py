@@ -133,8 +133,8 @@ def contains(corners: Points, points: Points) -> npt.NDArray[np.bool_]:
 
 
 class _Track:
-    """A tracked object. `side` is the last certain side of the line, 1 or -1 as `_distance` has its sign, 0 if unknown.
-    `x` and `y` are its position then. `seen` is the time of the last picture with it."""
+    """A tracked object. `side` is the last certain side of the line: the sign of `_distance`, or 0 if unknown. `x` and
+    `y` are its position then. `seen` is the time of the last picture with it."""
 
     __slots__ = ("seen", "side", "x", "y")
 

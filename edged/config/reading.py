@@ -1,8 +1,8 @@
 """The configuration in force: the command line overrides the environment, which overrides the file.
 
 A variable is `EDGED_` and a key's names in capitals: `EDGED_ENGINES_BUDGET_MB`. Texts need no quotes. Numbers, true and
-false are written as in TOML, lists with commas or as in TOML, tables as inline tables: EDGED_MODELS='{ door =
-"/srv/door.onnx" }'. An empty variable counts as unset; the empty string is `""`.
+false are written as in TOML, lists with commas or as in TOML, tables as inline tables:
+EDGED_MODELS='{ door = "/srv/door.onnx" }'. An empty variable counts as unset; the empty string is `""`.
 """
 
 from __future__ import annotations
