@@ -1,8 +1,8 @@
 """Sinks for results: lines of JSON, an annotated video, a preview in the browser, MQTT. Several can be combined:
 
-    with Sinks([JsonLines("door.jsonl"), Mp4("door.mp4"), Preview(8090)]) as sinks:
-        for result in client.stream("doors", sinks.tap(open_source("rtsp://camera/main"))):
-            sinks.on_result(result)
+with Sinks([JsonLines("door.jsonl"), Mp4("door.mp4"), Preview(8090)]) as sinks:
+    for result in client.stream("doors", sinks.tap(open_source("rtsp://camera/main"))):
+        sinks.on_result(result)
 """
 
 from __future__ import annotations
