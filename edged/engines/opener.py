@@ -254,7 +254,7 @@ class Opener:
         except NoUsableProbe as error:
             before = planned.slot.current if planned.fits() else None
             if before is not None and before.link is session.link and before.health.known is known:
-                return SessionHealth(known=known)  # this process has answered the probe before, so it no longer works
+                return SessionHealth(known=known)  # this host answered the probe before, so the host no longer works
             is_proven = bool(model.triton.warmups) or (before is not None and not before.health.unproven)
             return SessionHealth("" if is_proven else str(error))
         if not is_reference and (engine.digest, engine.edition) not in self._proven:
