@@ -25,9 +25,9 @@ def actual(
 ) -> list[ModelView]:
     """Return a view of every model, after adopting engines that other models or processes stored.
 
-    While a model is being read, `reconcile` makes no engine for the model, and opens no engine while an engine serves.
-    If the host was lost, `reconcile` may open an engine of the model's previous content, provided the engine's files
-    have not changed.
+    While a model is being read, `reconcile` makes no engine for the model. If an engine serves, `reconcile` opens no
+    other. If the host was lost, `reconcile` may open an engine of the model's previous content, provided the engine's
+    files have not changed.
     """
     stored = store.records()
     views = []
