@@ -1,11 +1,9 @@
-"""Admission: finds whether this box can serve a model file, and with which backends. If the box cannot serve the file,
-finds the reason.
+"""Admission: finds whether and with which backends this box can serve a model file, or why the box cannot serve it.
 
     file -> parse -> graph -> opset -> operators -> external data -> memory -> session -> inference
 
-The stages run in this order. If several stages find a problem, the finding of the earliest one is reported. One child
-reads the file (`jobs/inspect.py`). Each runtime is tried in a separate child (`jobs/trial.py`), with at most two
-children at a time.
+The earliest finding (a problem that a stage found) is reported. One child reads the file (`jobs/inspect.py`). Each
+runtime is tried in a separate child (`jobs/trial.py`), with at most two children at a time.
 """
 
 from __future__ import annotations

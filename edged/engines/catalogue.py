@@ -123,9 +123,8 @@ class Catalogue:
         """Return the plan of a model, or of one version of it; `name` may also be NAME:VERSION.
 
         A new model on disk is found by the next scan, about a second later. An unknown name starts no scan, so that
-        clients cannot keep the daemon busy with unknown names. Raises NotFound, NotReady if the version is not loaded
-        yet or cannot be loaded, and InvalidInput if the version is invalid or the model is an ensemble or a language
-        model.
+        clients cannot keep the daemon busy with unknown names. Raises NotFound, NotReady if the version is not loaded,
+        and InvalidInput if the version is invalid, or the model is an ensemble or a language model.
         """
         found = self.find_any(name, version)
         if isinstance(found, PlannedEnsemble):
@@ -136,8 +135,7 @@ class Catalogue:
         return found
 
     def find_any(self, name: str, version: str = "") -> PlannedModel | PlannedEnsemble:
-        """Return the plan of a model or ensemble. Parameters and errors are as in `find`, except that an ensemble
-        raises no error."""
+        """Return the plan of a model or ensemble. Parameters and errors: see `find`; an ensemble is valid here."""
         if not version and name not in self.models and name not in self.ensembles:
             model, version = split_name(name)
             if version and (model in self.models or model in self.ensembles):
@@ -190,8 +188,7 @@ class Catalogue:
 
     async def look_aside(self) -> bool:
         """Scan the disk in a thread and apply the scan. Return whether a model is new, changed or removed. Concurrent
-        calls run one after the other. If the scan fails, raises OSError and changes nothing, because the models may
-        still be there."""
+        calls run one after the other. If the scan fails, raises OSError and changes nothing."""
         async with self._looking:
             return self.take(await asyncio.to_thread(self.scan, self._weights()))
 

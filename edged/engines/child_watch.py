@@ -179,8 +179,7 @@ class Watch:
 
     def judge(self, usage: Usage, elapsed: float) -> str:
         """Return why the child must be stopped; empty if it may continue. `elapsed`: seconds since the last call."""
-        # The memory that a forked process shares with its parent may briefly count twice, so several processes must
-        # exceed the limit in two calls in a row.
+        # Memory that a forked process shares may briefly count twice, so several processes must exceed the limit twice.
         was_large, self._was_large = self._was_large, usage.memory_mb > self._memory_mb
         if self._was_large and (was_large or usage.processes == 1):
             return f"used more than {self._memory_mb:g} MiB of memory"

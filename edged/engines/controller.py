@@ -1,4 +1,4 @@
-"""The control loop: compares the actual state with the desired state, and carries out the actions that `reconcile`
+"""The control loop: compares the actual with the desired state, and carries out the actions that `reconcile`
 returns."""
 
 from __future__ import annotations
@@ -336,8 +336,7 @@ class Controller:
         return self.catalogue.find(name)
 
     def find_any(self, name: str, version: str = "") -> PlannedModel | PlannedEnsemble:
-        """Return the plan of a model or ensemble, or of one version of it. Raises the errors of
-        `Catalogue.find_any`."""
+        """Return the plan of a model or ensemble, or of one version of it. See `Catalogue.find_any` for the errors."""
         return self.catalogue.find_any(name, version)
 
     async def added(self, name: str) -> PlannedModel | PlannedLanguageModel:
@@ -477,9 +476,8 @@ def carry_out(action: Action, now: float, catalogue: Catalogue, opener: Opener, 
             return planned.engines.keys() != before.keys()
         case Review():
             planned.engines[action.key].request = Request.REVIEW
-            for (
-                other
-            ) in catalogue.models.values():  # models of the same content share the engine, so one review is enough
+            # Models of the same content share the engine, so one review is enough.
+            for other in catalogue.models.values():
                 if action.key in other.engines:
                     other.engines[action.key].reviewed_at = now
             return True

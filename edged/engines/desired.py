@@ -63,8 +63,7 @@ _PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
 
 
 def reference_recipe(settings: Mapping[str, str]) -> Recipe:
-    """Return the recipe of a model's reference. Verification and timing compare the model's engines with the
-    reference."""
+    """Return the recipe of a model's reference, which verification and timing compare with the model's engines."""
     return msgspec.structs.replace(REFERENCE, threads=model_settings.threads(settings)[0])
 
 
@@ -93,8 +92,7 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
     if named is not None and not any(recipe.precision in named for recipe in others):
         return (reference,)  # fp32 alone is no gain: `precisions` adds it only for comparison with the named precisions
     # A lower precision serves only if it is faster than every exact (fp32) engine. On a CPU, where a build takes
-    # seconds, the exact engines are made first, so that a lower precision does not serve before the exact engines have
-    # been timed.
+    # seconds, the exact engines are made and timed first, so that a lower precision does not serve before.
     others.sort(key=lambda recipe: recipe.device == "cpu" and recipe.precision != REFERENCE.precision)
     return tuple(dict.fromkeys((reference, *others)))
 

@@ -134,9 +134,7 @@ class PlannedEngine:
     disk: str = ""  # how the disk failed when it was last made or opened
     disk_failures: int = 0  # in a row
     making: Making | None = None
-    served_ms: dict[str, float] = field(
-        default_factory=dict
-    )  # the lowest median inference time while serving, by edition
+    served_ms: dict[str, float] = field(default_factory=dict)  # lowest median inference time in serving, by edition
     on_change: Callable[[PlannedEngine], None] | None = None  # called after every change of state
 
     @property

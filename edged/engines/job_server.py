@@ -38,8 +38,7 @@ _TRIES = 4  # the server may end, or become stale, just when a child is wanted
 _GONE_SECONDS = 10.0  # a killed process must end within this time
 _LARGEST = 1 << 12  # bytes of a reply
 # A fork is safe only in a process with one thread, but OpenBLAS, which NumPy uses, starts a thread for each core. The
-# children inherit this variable, so their NumPy uses one core for products of matrices. Runtimes start their own
-# threads.
+# children inherit this variable, so NumPy multiplies matrices on one core. Runtimes start their own threads.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -283,8 +282,8 @@ class _Server:
             self.close()
 
     def release(self, pid: int) -> int | None:
-        """Let the server reap a child once it has ended. Returns the child's exit status; None if the child has not
-        ended yet."""
+        """Let the server reap a child once it has ended. Returns the exit status; None if the child has not ended
+        yet."""
         try:
             return self._ask(Release(pid)).status
         except ConnectionError:  # the kernel killed the child with the server

@@ -7,8 +7,8 @@ and stored on disk. If none can be made, the target is dropped, and the engines 
 
 A range never shrinks. Sizes are rounded outwards, so that few new sizes need another build. Sizes below 16 are rounded
 to powers of two. Larger sizes are rounded to multiples of a quarter of the largest power of two that does not exceed
-the size. So a rounded maximum exceeds the size by at most 25 %. A power of two that divides a size also divides the
-rounded size, as models with strides require.
+the size. So the rounded maximum of a larger size exceeds the size by less than 25 %. A power of two that divides a size
+also divides the rounded size, as models with strides require.
 """
 
 from __future__ import annotations

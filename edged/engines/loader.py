@@ -362,9 +362,8 @@ class ModelSelection:
         self.mode = mode
         self.only_parts = set[str]()  # models that are loaded only because an ensemble needs them
         self._repository, self._startup = repository, frozenset(startup)
-        self._held: dict[str, dict[str, ModelEntry]] | None = (
-            None  # replaced, never changed: a thread may be reading it
-        )
+        # The mapping is replaced, never changed, because a thread may be reading it.
+        self._held: dict[str, dict[str, ModelEntry]] | None = None
         self._changing = threading.Lock()
 
     def entries(self) -> dict[str, ModelEntry]:

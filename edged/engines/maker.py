@@ -135,8 +135,8 @@ class Maker:
         engine.request = Request.NONE
 
     def _keep_cancelled(self, engine: PlannedEngine, reason: str) -> None:
-        """Store a cancellation on disk, so that the cancellation holds after a restart of the daemon. A thread writes,
-        because the write waits for the disk."""
+        """Store a cancellation on disk, so that it still holds after a restart. A thread writes, because the disk may
+        be slow."""
         self._tasks.start(asyncio.to_thread(self._attempts.cancelled, engine.digest, reason))
 
     def abandon(self) -> None:
@@ -153,8 +153,7 @@ class Maker:
         return self._work_on(engine) is not None
 
     def build_after(self, engine: PlannedEngine) -> None:
-        """Build an engine after its current job, because a command requests a build. Do nothing if the current job is a
-        build."""
+        """Build an engine after its current job, because a command requests a build. Do nothing during a build."""
         if (work := self._work_on(engine)) is not None and not work.is_cancelled:
             work.is_build_next = not work.is_build
 

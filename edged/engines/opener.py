@@ -296,8 +296,7 @@ class Opener:
             self._keep(engine)
 
     def _keep(self, engine: PlannedEngine) -> None:
-        """If an engine was given up, add this to the log of attempts. Its builds succeeded, so they added no
-        failures."""
+        """If an engine was given up, add this to the log of attempts. Its successful builds added no failures."""
         if engine.state is EngineState.QUARANTINED:
             self._log.failed(engine.digest, engine.failure, is_hopeless=True)
 

@@ -195,9 +195,8 @@ def _open(model: ModelView, now: float) -> Open | None:
     serving = next((e for e in model.engines if e.key == model.serving), None)
     if model.outdated and serving is None:
         return _replace_outdated(model, able)
-    if serving is None or (
-        serving not in able and (_is_wrong(serving) or serving.is_outpaced)
-    ):  # an engine that must not serve is replaced at once
+    # An engine that must not serve is replaced at once.
+    if serving is None or (serving not in able and (_is_wrong(serving) or serving.is_outpaced)):
         return _opened(model, _first_choice(able))
     best = min(able, key=_cost)
     is_in_form = serving.parallelism == model.parallelism

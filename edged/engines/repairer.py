@@ -128,9 +128,8 @@ class _Work:
             missing = "ONNX Runtime is missing or broken, but it must check every repair; see: edged doctor"
             raise Unsupported(missing)
         newest, named = [takes], self._options.insists(Step.OPSET) or self._options.insists(Step.IR)
-        if (
-            named or opset > takes.opset or ir > takes.ir_version
-        ):  # otherwise ONNX Runtime serves the model, and the other runtimes do not matter
+        # Otherwise ONNX Runtime serves the model, and the other runtimes do not matter.
+        if named or opset > takes.opset or ir > takes.ir_version:
             others = [await self._newest(name) for name in self._installed if name != REFERENCE.backend]
             newest += [found for found in others if found is not None]
         opsets = self._targets(Step.OPSET, opset, takes.opset, [each.opset for each in newest])
@@ -317,8 +316,8 @@ class _Work:
         return ShapeRange.read(inspection.signature, self._settings, None)
 
     def _recognition(self, inspection: Inspection) -> Recognition:
-        """Recognise the model's family. If the settings do not fit this graph, ignore the settings, because they may
-        fit only the repaired model."""
+        """Recognise the model's family. Ignore settings that do not fit this graph, because they may fit the repaired
+        one."""
         signature = inspection.signature
         for settings in (self._settings, {}):
             try:

@@ -43,8 +43,8 @@ class Speed(msgspec.Struct, frozen=True):
     recipe allows).
 
     Engine and reference are timed alternately, in several blocks of inferences, unless the engine is the reference. For
-    each of the three times, the fastest block counts. The box has other work meanwhile, so only ratios of the times are
-    meaningful.
+    each of the three times, the fastest block counts. Only ratios of the times are meaningful, because the box has
+    other work.
 
     `latency_ms` is the median time of one inference at a time, after a pause. `interval_ms` is the mean time between
     two answers while all instances work. `reference_ms` is the median time of the reference, one inference at a time.
