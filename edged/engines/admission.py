@@ -2,8 +2,8 @@
 
     file -> parse -> graph -> opset -> operators -> external data -> memory -> session -> inference
 
-The earliest finding (a problem that a stage found) is reported. One child reads the file (`jobs/inspect.py`). Each
-runtime is tried in a separate child (`jobs/trial.py`), with at most two children at a time.
+The stages run in this order. The finding (problem) of the earliest stage is reported. One child reads the file
+(`jobs/inspect.py`). Each runtime is tried in a separate child (`jobs/trial.py`), with at most two children at a time.
 """
 
 from __future__ import annotations

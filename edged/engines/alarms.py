@@ -31,7 +31,7 @@ _REBOOT = "the NVIDIA driver's libraries do not match its loaded kernel module; 
 
 
 class AlarmKind(str, enum.Enum):
-    """The kinds of alarms."""
+    """The kinds of alarms. The value names the kind in events, logs and reports."""
 
     SLOW = "slow"  # an engine takes much longer than when it was measured
     QUARANTINED = "quarantined"  # an engine failed too often, or killed its host too often, and is no longer tried
@@ -41,7 +41,7 @@ class AlarmKind(str, enum.Enum):
     DISK_FAILING = "disk_failing"  # repeated disk errors while engines are made or opened
     STATE_UNWRITABLE = "state_unwritable"  # the folder of models and settings cannot be written
     REBOOT_PENDING = "reboot_pending"  # the driver's libraries and its kernel module have different versions
-    UNSERVED = "unserved"  # a model cannot be served, or a camera rule's pictures cannot be described
+    UNSERVED = "unserved"  # a model cannot be served, or a rule `describe.NAME` gives no description
     NO_CANDIDATE = "no_candidate"  # a model's settings leave only the reference engine on this box
     UNTRACKED = "untracked"  # cameras request tracking, and the tracker does not work
     FAILING = "failing"  # a serving engine no longer answers
@@ -133,7 +133,7 @@ def of_sharing(sharing: EngineSharing) -> Iterator[Alarm]:
 
 def of_language(models: LanguageModels, describer: Describer) -> Iterator[Alarm]:
     """Yield an alarm for each language model that cannot be served, or that runs on the CPU instead of its device.
-    Yield an alarm for each rule for which the last attempt to describe a picture failed."""
+    Yield an alarm for each rule `describe.NAME` whose last description failed."""
     for name, message in models.troubles():
         yield Alarm(AlarmKind.UNSERVED, message, name)
     for name, message in models.fallbacks():

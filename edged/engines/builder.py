@@ -75,8 +75,8 @@ async def no_limit(need: int) -> int:
 
 
 class Task(msgspec.Struct, frozen=True):
-    """An engine to make for a model. `effort` is the effort of the build. `is_timed`: whether to time the engine once
-    it is accepted."""
+    """An engine to make for a model. `effort`: how hard the build tries; it is lower after failures. `is_timed`:
+    whether to time the engine once it is accepted."""
 
     model: Model
     recipe: Recipe

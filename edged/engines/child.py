@@ -75,7 +75,8 @@ async def run(
     command: Sequence[str] = (),
 ) -> Answer:
     """Run a job in a new child and return the child's answer, which has the type `answer`. `on_progress` is called in
-    the event loop with each progress message. `command`: a program that runs instead of edged's child, if not empty.
+    the event loop with each progress message. `command`: if not empty, the program and arguments that run instead of
+    edged's child.
 
     Raises the error that the child reports, and ChildLost if the child crashes or exceeds a limit. Raises BuildFailed
     if the child cannot be started or its answer cannot be read. If the caller is cancelled, the child is killed.

@@ -81,7 +81,7 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What the checks of one engine have shown.
+    """The results of the checks of one engine.
 
     `first` has the shifts of the first checks, which determine the usual shift. `above` and `below` are the sums of
     shifts in each direction (see `ShiftTest`). `shift` is the mean shift of the last checks, in the unit of the figure

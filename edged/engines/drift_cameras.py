@@ -93,7 +93,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Past(msgspec.Struct, frozen=True):
-    """What earlier checks have found about a camera.
+    """The results of the earlier checks of a camera.
 
     `usual` maps an hour of the day to its usual picture; the key -1 is for pictures that came before the clock was set.
     `seen_s` is the number of seconds for which the camera was seen, `changed_s` the number of seconds since its alarm
@@ -113,7 +113,7 @@ class Past(msgspec.Struct, frozen=True):
 
     @property
     def problem(self) -> str:
-        """What is wrong with the pictures, with the figure and its bound; empty if the alarm is not raised."""
+        """How the pictures have changed, with the figure and its bound; empty if the alarm is not raised."""
         if not self.tally.is_raised:
             return ""
         words = _WORDS.get(self.cause, "the pictures are unusual")  # another version of edged may have written `cause`

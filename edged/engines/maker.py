@@ -109,7 +109,7 @@ class Maker:
         return long if long and available_mb() >= _SPARE_MB else frozenset()
 
     def start(self, planned: PlannedModel, action: Work) -> None:
-        """Start a job that `reconcile` decided on."""
+        """Start the job of an action that `reconcile` returned."""
         assert planned.model is not None  # nothing is decided for a model that could not be read
         engine = planned.engines[action.key]
         engine.move(EngineState.QUEUED)
@@ -153,7 +153,8 @@ class Maker:
         return self._work_on(engine) is not None
 
     def build_after(self, engine: PlannedEngine) -> None:
-        """Build an engine after its current job, because a command requests a build. Do nothing during a build."""
+        """Build an engine after its current job, because a command requests a build. Do nothing if the current job is a
+        build."""
         if (work := self._work_on(engine)) is not None and not work.is_cancelled:
             work.is_build_next = not work.is_build
 

@@ -68,7 +68,7 @@ class PlannedModel:
     _known: KnownAnswers | None = None
 
     def known_answers(self) -> KnownAnswers:
-        """Return what probes found about `model`, which must not be None."""
+        """Return the results of the probes of `model`, which must not be None."""
         assert self.model is not None
         if self._known is None or not self._known.is_of(self.model):
             self._known = KnownAnswers(self.model)

@@ -366,7 +366,8 @@ def _is_missed(model: ModelView, engine: EngineView) -> bool:
     """Whether an evicted engine must be built again. This is so if no other optimised engine is usable or can still be
     made, and no other evicted engine was faster.
 
-    An engine that is not faster than the reference is not built again, because it would be the first to be evicted.
+    An engine that is not clearly faster than the reference is not built again: it would not serve, so it might be
+    evicted again.
     """
     if engine.cost is not None and engine.cost >= _GAIN:
         return False

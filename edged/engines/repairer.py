@@ -316,8 +316,8 @@ class _Work:
         return ShapeRange.read(inspection.signature, self._settings, None)
 
     def _recognition(self, inspection: Inspection) -> Recognition:
-        """Recognise the model's family. Ignore settings that do not fit this graph, because they may fit the repaired
-        one."""
+        """Recognise the model's family. If the settings do not fit this graph, ignore them: they may fit only the
+        repaired graph."""
         signature = inspection.signature
         for settings in (self._settings, {}):
             try:

@@ -251,7 +251,7 @@ def tolerance(
 
     If the model's setting `precisions` does not name `precision`, the bounds for decoded answers (`DECODED`) and on
     frames (`ON_FRAMES`) are those of `arithmetic`. If the setting names `precision`, and the engine is judged on frames
-    of cameras, the bounds for its raw outputs are very wide.
+    of cameras, the bounds for its raw outputs are very wide. Bounds in the settings (`verify.`) replace these bounds.
     """
     found = TOLERANCES[coarser(precision, arithmetic)]
     if precision not in (model_settings.precisions(settings) or ()):
