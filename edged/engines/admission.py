@@ -1,8 +1,8 @@
-"""Admission: finds whether this box can serve a model file, and with which backends. If it cannot, finds the reason.
+"""Admission: finds whether and with which backends this box can serve a model file, or why the box cannot serve it.
 
     file -> parse -> graph -> opset -> operators -> external data -> memory -> session -> inference
 
-The stages run in this order, and the finding of the earliest stage is reported. One child reads the file
+The stages run in this order. The finding (problem) of the earliest stage is reported. One child reads the file
 (`jobs/inspect.py`). Each runtime is tried in a separate child (`jobs/trial.py`), with at most two children at a time.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from edged.engines.builder import Builder
 
 _LIMITS = Limits(seconds=120.0, memory_mb=4096)
-_EVERY_TIME = sys.maxsize  # a command tries the model again, even if it exceeded the limits before
+_EVERY_TIME = sys.maxsize  # a command tries the model again even if earlier attempts exceeded the limits
 _AT_ONCE = 2  # children that try runtimes at the same time
 _SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after a finding of these stages no runtime is tried
 
@@ -44,9 +44,9 @@ _SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after a finding of these st
 class Admission(msgspec.Struct, frozen=True):
     """The outcome of admission.
 
-    model: the model; None if the check of its file or of its memory refuses it. backends: for each backend, the reason
-    why it cannot run the model; empty if it can. finding: why the model is refused; None if the model can be served.
-    warnings: findings about a model that can be served.
+    model: the model; None if the checks of the file or of the memory refuse the model. backends: a mapping from each
+    backend to the reason why the backend cannot run the model; the reason is empty if it can. finding: why the model is
+    refused; None if the model can be served. warnings: findings about a model that can be served.
     """
 
     inspection: Inspection
@@ -63,7 +63,7 @@ class Admission(msgspec.Struct, frozen=True):
 
 class FamilyComparison(msgspec.Struct, frozen=True):
     """The families (decoders of outputs) that accept a model, the likeliest first. `families` has, for each family, the
-    settings that select the family, and what the family finds in a picture. `picture` is a JPEG with a tile for each
+    settings that select the family, and the family's result for a picture. `picture` is a JPEG with a tile for each
     family. Both fields are empty if no family accepts the model with the given settings."""
 
     families: tuple[tuple[dict[str, str], jobs.TriedFamily], ...] = ()
@@ -171,8 +171,8 @@ async def try_families(
 
 
 class Proven(msgspec.Struct, frozen=True):
-    """The outcome of a successful trial: the warnings, and how many times faster batches are (see
-    `Model.batch_gain`)."""
+    """The outcome of a successful trial: the warnings, and `Model.batch_gain`, the speed of rows in a batch as a
+    multiple of the speed of single rows (0: not measured, or rows are not independent)."""
 
     warnings: tuple[Finding, ...] = ()
     batch_gain: float = 0.0

@@ -1,5 +1,5 @@
 """Alarms: current problems that are reported to operators. Alarms are level-triggered: each turn of the control loop
-finds all problems. It raises an alarm for each new problem, and clears the alarm of each problem that is over."""
+finds all problems. The turn raises an alarm for each new problem, and clears the alarm of each problem that is over."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _REBOOT = "the NVIDIA driver's libraries do not match its loaded kernel module; 
 
 
 class AlarmKind(str, enum.Enum):
-    """The kinds of alarms."""
+    """The kinds of alarms. The value names the kind in events, logs and reports."""
 
     SLOW = "slow"  # an engine takes much longer than when it was measured
     QUARANTINED = "quarantined"  # an engine failed too often, or killed its host too often, and is no longer tried
     ENGINE_MISMATCH = "engine_mismatch"  # an engine of the store did not answer as its model's reference did
     NOT_FINITE = "not_finite"  # an output of a model held NaN or infinity
-    BUILDS_PAUSED = "builds_paused"  # nothing can be stored
+    BUILDS_PAUSED = "builds_paused"  # no engine can be made: the store cannot be written, or too little disk is free
     DISK_FAILING = "disk_failing"  # repeated disk errors while engines are made or opened
     STATE_UNWRITABLE = "state_unwritable"  # the folder of models and settings cannot be written
     REBOOT_PENDING = "reboot_pending"  # the driver's libraries and its kernel module have different versions
-    UNSERVED = "unserved"  # a model that cannot be served, or a rule whose descriptions fail
-    NO_CANDIDATE = "no_candidate"  # a model's settings leave no engine that this box can make
+    UNSERVED = "unserved"  # a model cannot be served, or a rule `describe.NAME` gives no description
+    NO_CANDIDATE = "no_candidate"  # a model's settings leave only the reference engine on this box
     UNTRACKED = "untracked"  # cameras request tracking, and the tracker does not work
     FAILING = "failing"  # a serving engine no longer answers
     CERTIFICATE = "certificate"  # the daemon's certificate is invalid or expires soon
@@ -52,7 +52,7 @@ class AlarmKind(str, enum.Enum):
     CAMERA_DARK = "camera_dark"  # the picture of a configured camera is black
     CAMERA_FROZEN = "camera_frozen"  # the picture of a configured camera does not change
     ANSWERS_DRIFT = "answers_drift"  # answers differ from the reference's, or a camera's pictures from the usual ones
-    FALLBACK = "fallback"  # a model does not run entirely on its engine's or its configuration's device
+    FALLBACK = "fallback"  # nodes of an engine, or a language model, run on another device than intended
     FLEET = "fleet"  # the shared store of engines, or an engine in it, cannot be used
 
 
@@ -113,9 +113,9 @@ def _about(alarm: Alarm, event: type[AlarmRaised | AlarmCleared]) -> dict[str, s
 class Box(msgspec.Struct, frozen=True):
     """The state of the whole box.
 
-    busy: the share of the processors in use. paused: why nothing is built. is_reboot_pending: a new driver needs a
-    reboot. untracked: why the tracker of objects does not work. state: why the state folder cannot be written. The
-    texts `paused`, `untracked` and `state` are empty if there is no such problem.
+    busy: the share of the processors in use, 0 to 1. paused: why nothing is built. is_reboot_pending: a new driver
+    needs a reboot. untracked: why the tracker of objects does not work. state: why the state folder cannot be written.
+    The texts `paused`, `untracked` and `state` are empty if there is no such problem.
     """
 
     busy: float = 0.0
@@ -133,7 +133,7 @@ def of_sharing(sharing: EngineSharing) -> Iterator[Alarm]:
 
 def of_language(models: LanguageModels, describer: Describer) -> Iterator[Alarm]:
     """Yield an alarm for each language model that cannot be served, or that runs on the CPU instead of its device.
-    Yield an alarm for each rule for which the last attempt to describe a picture failed."""
+    Yield an alarm for each rule `describe.NAME` whose last description failed."""
     for name, message in models.troubles():
         yield Alarm(AlarmKind.UNSERVED, message, name)
     for name, message in models.fallbacks():

@@ -60,8 +60,8 @@ _LOG = logging.getLogger("edged.engines")
 _DEFAULT_ADMISSION = AdmissionLimits()
 _LEAST = 1 << 20  # free bytes below which a disk counts as full
 _READ_FORMAT = 8  # of cached inspections; raise it when `edged.jobs.inspect`, or a check that it calls, changes
-_REPAIR_SHARE, _REPAIRED_BY = 0.5, 0.75  # of a build's time limit: the share for int8 repairs, and when they must end
-_KEPT = 1000  # cached inspections; the oldest belong to models that were refused and removed
+_REPAIR_SHARE, _REPAIRED_BY = 0.5, 0.75  # shares of a build's time limit: longest int8 repair; its latest end
+_KEPT = 1000  # cached inspections; if there are more, the oldest are deleted (of models that were refused and removed)
 
 OnProgress: TypeAlias = Callable[[jobs.Progress], None]
 # Frees disk space until the given number of bytes may be written. Returns the most bytes that may be written, 0 for no
@@ -75,8 +75,8 @@ async def no_limit(need: int) -> int:
 
 
 class Task(msgspec.Struct, frozen=True):
-    """An engine to make for a model. `effort` is the effort of the build. `is_timed`: whether to time the engine once
-    it is accepted."""
+    """An engine to make for a model. `effort`: how hard the build tries; it is lower after failures. `is_timed`:
+    whether to time the engine once it is accepted."""
 
     model: Model
     recipe: Recipe
@@ -112,7 +112,7 @@ class Builder:
         self._outcomes = Outcomes(cache.absolute())
         self.families = Families(cache.absolute(), families)
         self._golden, self._inspections = cache.absolute() / "golden", cache.absolute() / "inspections"
-        self._trials: dict[str, float] = {}  # by model digest, seconds that the reference took at admission
+        self._trials: dict[str, float] = {}  # seconds of the reference's trial at admission, by model digest
         self._timings = cache.absolute() / "timings"  # timing caches of builders for this device
         # A command may use the daemon's cache at the same time, so unfinished golden answers belong to the process that
         # makes them.
@@ -195,7 +195,7 @@ class Builder:
             await self._reference(model, REFERENCE, lambda progress: None)
 
     async def make(self, task: Task, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
-        """Build, verify and time an engine, and commit the outcome, accepted or rejected. Returns its record.
+        """Build, verify and time an engine. Commit the outcome, accepted or rejected, and return the engine's record.
 
         If the new engine is rejected and the store has an accepted engine with this key, the accepted engine stays. If
         an error is raised, no outcome is stored, and the temporary files are removed.
@@ -256,7 +256,7 @@ class Builder:
             artefact = None if task.recipe.is_reference else self._store.artefact(digest)
             record = await self._judge(record, task, artefact, reference, on_progress)
             write = self._store.amend if record.verdict.accepted else self._store.strip
-            await asyncio.to_thread(write, record)  # it waits for the disk
+            await asyncio.to_thread(write, record)  # waits for the disk
             return self._store.records()[digest]
 
     async def adopt(self, task: Task, source: str, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
@@ -373,7 +373,7 @@ class Builder:
         return child_watch.patience(model, backend, self._trials.get(model.digest, 0.0), self._limits)
 
     def _require_none(self, digest: str) -> None:
-        stored = self._store.read(digest)  # another process may have built it meanwhile
+        stored = self._store.read(digest)  # another process may have built the engine meanwhile
         if stored is not None and stored.is_usable:
             raise Refused(
                 f"{self._store.root} already has the verified engine {digest[:12]}, which an unverified build must not"
@@ -523,7 +523,7 @@ class Builder:
         except (OSError, EdgedError):
             return "", None
         known = sealed.read(self._read_place(graph), Inspection, "inspections")
-        # With external data the outcome also depends on those files, which only the child reads.
+        # The outcome also depends on the files with external data, which only the child reads.
         is_same = known is not None and not known.external and known.graph_digest == graph
         return graph, known if is_same else None
 

@@ -62,8 +62,8 @@ Prove: TypeAlias = Callable[[Model, int], Awaitable[Proven]]
 
 
 class Scan(NamedTuple):
-    """A scan of the disk. `entries` maps a name to the version to be served, `weights` maps a name to the stamp of the
-    external data."""
+    """A scan of the disk. `entries` maps each name (NAME or NAME:VERSION) to the model to be served. `weights` maps the
+    name of each known model to the `stamp` of its external data (inodes, sizes and times)."""
 
     entries: dict[str, ModelEntry]
     weights: dict[str, str]
@@ -108,7 +108,7 @@ class Catalogue:
         self._logged_notes: dict[str, tuple[str, ...]] = {}  # notes that were logged, by model
         self._prove, self._galleries, self._language = prove, galleries, language
         self._late: dict[str, tuple[ModelEntry, int]] = {}  # attempts after temporary failures, by model
-        self._known: set[str] = set()  # digests of models that something is cached for
+        self._known: set[str] = set()  # digests of models that may have cached files
         self._is_tidy = False  # whether the caches of models removed before this start were deleted
 
     def name(self, named: Mapping[str, Path]) -> None:
@@ -123,8 +123,8 @@ class Catalogue:
         """Return the plan of a model, or of one version of it; `name` may also be NAME:VERSION.
 
         A new model on disk is found by the next scan, about a second later. An unknown name starts no scan, so that
-        clients cannot keep the daemon busy with it. Raises NotFound, NotReady if the version is still being loaded, and
-        InvalidInput if the version is invalid or the model is an ensemble.
+        clients cannot keep the daemon busy with unknown names. Raises NotFound, NotReady if the version is not loaded,
+        and InvalidInput if the version is invalid, or the model is an ensemble or a language model.
         """
         found = self.find_any(name, version)
         if isinstance(found, PlannedEnsemble):
@@ -135,8 +135,7 @@ class Catalogue:
         return found
 
     def find_any(self, name: str, version: str = "") -> PlannedModel | PlannedEnsemble:
-        """Return the plan of a model or ensemble. Parameters and errors are as in `find`, but an ensemble is no
-        error."""
+        """Return the plan of a model or ensemble. Parameters and errors: see `find`; an ensemble is valid here."""
         if not version and name not in self.models and name not in self.ensembles:
             model, version = split_name(name)
             if version and (model in self.models or model in self.ensembles):
@@ -188,8 +187,8 @@ class Catalogue:
         raise ModelNotFound(f"model {name!r} has no version {wanted}; available: {there}")
 
     async def look_aside(self) -> bool:
-        """Scan the disk in a thread and apply the scan as `look` does. Concurrent calls run one after the other. If the
-        scan fails, raises OSError and changes nothing, because the models may still be there."""
+        """Scan the disk in a thread and apply the scan. Return whether a model is new, changed or removed. Concurrent
+        calls run one after the other. If the scan fails, raises OSError and changes nothing."""
         async with self._looking:
             return self.take(await asyncio.to_thread(self.scan, self._weights()))
 

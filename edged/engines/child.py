@@ -1,9 +1,9 @@
 """The daemon's end of a one-shot child (a process that runs one job). Starts the child, reads its messages, enforces
-its limits, and determines how it ended.
+its limits, and determines how the child ended.
 
-A child leads its own session: Ctrl-C in a terminal reaches only the daemon, which then stops the child. Processes that
-the child started are found and killed with it. The job server reaps the child only after this module has stopped it, so
-that the child's process number cannot be reused earlier.
+A child leads its own session: Ctrl-C in a terminal reaches only the daemon, which then stops the child. The processes
+that the child started are killed with the child. The job server reaps the child only after this module has killed them
+all, so that the child's process ID cannot be reused earlier.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _CLOSED_SECONDS = 2.0  # within this time after a child closed its channel, the 
 _GONE_SECONDS = 10.0  # a killed child must release its memory within this time
 _REST_SECONDS = 1.0  # to read the rest of a dead child's pipes, which another process may hold open
 _MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # progress messages; `channel.JobReporter` sends far fewer
-_NOISE_BYTES = 1 << 16  # how much of standard error is kept; the last lines say why the child failed
-_CRASH = "Fatal Python error: "  # the first words of a crash's traceback, which is only logged
+_NOISE_BYTES = 1 << 16  # the end of standard error that is kept; its last line says why the child failed
+_CRASH = "Fatal Python error: "  # faulthandler's first words; the traceback after them is only logged
 _EXAMINATIONS = (jobs.Inspect, jobs.Recognise, jobs.LoadFamilies, jobs.Check, jobs.AskPicture, jobs.TryFamilies)
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -74,8 +74,9 @@ async def run(
     patience: Patience = NO_PATIENCE,
     command: Sequence[str] = (),
 ) -> Answer:
-    """Run a job in a new child and return its answer, which has the type `answer`. `on_progress` is called in the event
-    loop with each progress message. `command`: a program that runs instead of edged's child; empty for edged's child.
+    """Run a job in a new child and return the child's answer, which has the type `answer`. `on_progress` is called in
+    the event loop with each progress message. `command`: if not empty, the program and arguments that run instead of
+    edged's child.
 
     Raises the error that the child reports, and ChildLost if the child crashes or exceeds a limit. Raises BuildFailed
     if the child cannot be started or its answer cannot be read. If the caller is cancelled, the child is killed.
@@ -123,9 +124,9 @@ def _reach(job: jobs.Job) -> Iterator[Reach]:
 
 
 def sweep_scratch() -> None:
-    """Remove temporary folders of children whose parent has ended. Folders with the id of this process are removed too,
-    because in a container the previous process often had the same id. So call this function before this process starts
-    a child."""
+    """Remove temporary folders of children whose parent has ended. Folders named after the id of this process are
+    removed too, because in a container the previous process often had the same id. So call this function before this
+    process starts a child."""
     for folder in Path(tempfile.gettempdir()).glob("edged-*-*"):
         owner = folder.name.split("-")[1]
         is_gone = owner.isdecimal() and (int(owner) == os.getpid() or not os.path.exists(f"/proc/{owner}"))
@@ -176,7 +177,7 @@ class OneShotChild:
             # Usually the channel is closed because the child ended; then its exit status says more.
             if not await _happens(self._process.has_ended, _CLOSED_SECONDS):
                 raise self._stopped("closed its channel without an answer", "crashed")
-            # Kill other processes that hold the channel, so that the rest of it can be read.
+            # Kill other processes that hold the channel, so that the rest of its data can be read.
             self._family |= watch.kill(self._process.pid)
             await asyncio.wait({self._channel.ended}, timeout=_REST_SECONDS)
         return self._last
@@ -193,8 +194,7 @@ class OneShotChild:
         self._channel.close()
 
     async def gone(self) -> None:
-        """Wait until a stopped child and its family have ended, about ten seconds at most. Then close the pipe and the
-        log."""
+        """Wait until a stopped child and its family have ended, at most about 11 s. Then close the pipe and the log."""
         try:
             # A process that hangs in a driver cannot be killed, so the wait is limited.
             await _happens(self._is_gone, _GONE_SECONDS)
@@ -249,7 +249,7 @@ class OneShotChild:
         del self._noise[:-_NOISE_BYTES]
 
     async def _watch_over(self) -> BaseException | None:
-        """Watch the child. Return why it must be stopped, or None once it has ended."""
+        """Watch the child. Return a ChildLost if the child must be stopped, or None once the child has ended."""
         family = watch.Family(self._process.pid, self._limits.memory_mb)
         then, cpu_seconds = time.monotonic(), 0.0
         while not self._process.has_ended():
@@ -259,8 +259,7 @@ class OneShotChild:
             if usage.wants:
                 self._starved += max(0.0, now - then - max(0.0, usage.cpu_seconds - cpu_seconds))
             cpu_seconds = usage.cpu_seconds
-            # If the pause was longer, the child is not the cause: this process itself was frozen or got no processor
-            # time.
+            # A longer pause does not count against the child: this process itself was frozen or got no processor time.
             if reason := self._watch.judge(usage, min(now - then, _LONGEST_PAUSE)):
                 return self._stopped(reason, "too large" if usage.memory_mb > self._limits.memory_mb else "late")
             then = now
@@ -338,7 +337,7 @@ class PipeReader:
                 self.close()
         except BlockingIOError:  # a spurious wake-up
             pass
-        except Exception as error:  # the code that awaits `ended` raises it; otherwise the loop would only log it
+        except Exception as error:  # passed on in `ended`; if it were raised here, the loop would only log it
             self.close(error)
 
 

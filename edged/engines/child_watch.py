@@ -22,7 +22,7 @@ from edged.models.model import Model
 
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of processor time in /proc
-_SHARE = 0.005  # of one processor; even the slowest build on a serving box uses several times this
+_SHARE = 0.005  # of one processor, less is inactivity; the slowest build on a serving box uses several times this
 _LOOKS_PER_SEARCH = 4  # a search for new processes reads all of /proc; a look at known ones reads a file each
 
 
@@ -62,8 +62,8 @@ class Reading(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Processor time, memory and number of processes of a child together with the processes that it started. `wants` is
-    true if the child itself is running or runnable."""
+    """The processor time in seconds, memory in MiB and number of processes of a child with the processes that it
+    started. `wants` is true if the child itself is running or runnable."""
 
     cpu_seconds: float
     memory_mb: float
@@ -72,7 +72,7 @@ class Usage(NamedTuple):
 
 
 def read(pid: int) -> Reading | None:
-    """Read the state of a process; None if it has ended."""
+    """Read the state of a process; None if the process has ended or cannot be read."""
     try:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -179,7 +179,7 @@ class Watch:
 
     def judge(self, usage: Usage, elapsed: float) -> str:
         """Return why the child must be stopped; empty if it may continue. `elapsed`: seconds since the last call."""
-        # A process that was just forked shares its memory with its parent, so that memory is briefly counted twice.
+        # Memory that a forked process shares may briefly count twice, so several processes must exceed the limit twice.
         was_large, self._was_large = self._was_large, usage.memory_mb > self._memory_mb
         if self._was_large and (was_large or usage.processes == 1):
             return f"used more than {self._memory_mb:g} MiB of memory"

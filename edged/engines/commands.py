@@ -65,8 +65,9 @@ class Commands:
         self._events, self._wake, self._forgive = events, wake, forgive
 
     def rebuild(self, selection: Selection, force: bool) -> tuple[Ordered, ...]:
-        """Build engines. With `force`, build all selected engines; without `force`, build only the missing engines.
-        Without `force`, a stored engine that is quarantined because it killed its hosts is only opened again.
+        """Build engines. With `force`, build all selected engines; without `force`, build only the missing engines, and
+        rejected engines that `selection` names by key. Without `force`, a stored engine that is quarantined because it
+        killed its hosts is only opened again.
 
         A serving engine continues until its successor is verified. Returns the engines that will be built or opened
         again. Raises Refused if none of the selected engines can be made.

@@ -1,4 +1,5 @@
-"""The control loop: compares the actual state with the desired state, and carries out what `reconcile` decides."""
+"""The control loop: compares the actual with the desired state, and carries out the actions that `reconcile`
+returns."""
 
 from __future__ import annotations
 
@@ -88,9 +89,9 @@ _FLUSH_SECONDS = 5.0  # for pending writes when the daemon ends
 class Liveness(msgspec.Struct, frozen=True):
     """Figures that show the watchdog whether the control loop and the hosts make progress.
 
-    idle_s: seconds since the last turn of the control loop. A turn starts at least every 4 s, also during long builds.
-    overdue_s: a mapping from a backend to the seconds by which a host of the backend has exceeded its time limit; 0 if
-    no host has.
+    idle_s: seconds since the last successful turn of the control loop. A turn starts at least every 4 s, also during
+    long builds. overdue_s: a mapping from a backend to the seconds by which a host of the backend has exceeded its time
+    limit; 0 if no host has.
     """
 
     idle_s: float
@@ -98,8 +99,8 @@ class Liveness(msgspec.Struct, frozen=True):
 
 
 class Start:
-    """The time after the daemon's start in which the first models are examined. Builds wait until it is over, so that
-    the examination has the processors.
+    """The time after the daemon's start in which the first models are examined. Builds wait until this time is over, so
+    that the examinations have the processors.
 
     The start ends once all models are examined, but after two minutes at the latest. So a model that keeps changing
     does not stop the builds of other models.
@@ -331,11 +332,11 @@ class Controller:
         await asyncio.to_thread(self._disk.flush, _FLUSH_SECONDS)
 
     def find(self, name: str) -> PlannedModel:
-        """Return the plan of a model. Raises NotFound, or InvalidInput for an ensemble."""
+        """Return the plan of a model. Raises the errors of `Catalogue.find`."""
         return self.catalogue.find(name)
 
     def find_any(self, name: str, version: str = "") -> PlannedModel | PlannedEnsemble:
-        """Return the plan of a model or ensemble, or of one version of it. Raises NotFound."""
+        """Return the plan of a model or ensemble, or of one version of it. See `Catalogue.find_any` for the errors."""
         return self.catalogue.find_any(name, version)
 
     async def added(self, name: str) -> PlannedModel | PlannedLanguageModel:
@@ -366,8 +367,8 @@ class Controller:
         return self.catalogue.is_configured(name)
 
     def slot(self, name: str) -> FrameSlot:
-        """Return the slot of a model or pipeline, or of the only model if the name is empty. Raises NotFound, or
-        InvalidInput for an ensemble."""
+        """Return the slot of a model or pipeline, or of the only model if the name is empty. Raises the errors of
+        `Catalogue.find`."""
         if not name:
             named = {planned.entry.model for planned in self.models.values()}
             name = named.pop() if len(named) == 1 else name
@@ -475,9 +476,8 @@ def carry_out(action: Action, now: float, catalogue: Catalogue, opener: Opener, 
             return planned.engines.keys() != before.keys()
         case Review():
             planned.engines[action.key].request = Request.REVIEW
-            for (
-                other
-            ) in catalogue.models.values():  # models of the same content share the engine, so one review is enough
+            # Models of the same content share the engine, so one review is enough.
+            for other in catalogue.models.values():
                 if action.key in other.engines:
                     other.engines[action.key].reviewed_at = now
             return True

@@ -21,7 +21,7 @@ from edged.store.key import EngineKey
 from edged.verification import user_samples
 from edged.verification.standard import Standard
 
-# Whether a precision is tried although no setting requests it, given the device and the CPU's instructions.
+# Decides from the device and the CPU's instructions whether a precision is tried if no setting names precisions.
 _Suits: TypeAlias = Callable[[Device, frozenset[str]], bool]
 
 
@@ -42,8 +42,8 @@ def _on_request(device: Device, known: frozenset[str]) -> bool:
 
 
 # The precisions that a backend can build for a kind of device. If builds take long, the most promising precision is
-# first. A runtime emulates a precision that the hardware lacks, or silently uses fp32. int8 must be requested: its
-# accuracy depends on the calibration pictures.
+# first. The hardware is checked, because a runtime emulates a precision that the hardware lacks, or silently uses fp32.
+# int8 must be requested: its accuracy depends on the calibration pictures.
 _CUDA: dict[str, _Suits] = {"fp16": _from(5, 3), "tf32": _from(8, 0), "fp32": _by_itself, "int8": _on_request}
 _PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
     ("null", "cpu"): {"fp32": _by_itself},
@@ -63,7 +63,7 @@ _PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
 
 
 def reference_recipe(settings: Mapping[str, str]) -> Recipe:
-    """Return the recipe of a model's reference, with which all its engines are compared and timed."""
+    """Return the recipe of a model's reference, which verification and timing compare with the model's engines."""
     return msgspec.structs.replace(REFERENCE, threads=model_settings.threads(settings)[0])
 
 
@@ -90,9 +90,9 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
     ]
     named = model_settings.precisions(settings)
     if named is not None and not any(recipe.precision in named for recipe in others):
-        return (reference,)  # there is nothing to compare fp32 with
-    # A lower precision serves only if it is faster than every exact engine. On a CPU, where a build takes seconds, the
-    # exact engines are made first, so that a lower precision does not serve before the exact engines have been timed.
+        return (reference,)  # fp32 alone is no gain: `precisions` adds it only for comparison with the named precisions
+    # A lower precision serves only if it is faster than every exact (fp32) engine. On a CPU, where a build takes
+    # seconds, the exact engines are made and timed first, so that a lower precision does not serve before.
     others.sort(key=lambda recipe: recipe.device == "cpu" and recipe.precision != REFERENCE.precision)
     return tuple(dict.fromkeys((reference, *others)))
 

@@ -1,9 +1,9 @@
 """Checks live answers for drift. From time to time a child answers a camera frame with the reference (unoptimised ONNX
 Runtime), and compares this answer with the served answer.
 
-A check runs at the lowest priority, one at a time on the box, and not while engines are built or the box is busy. The
-cameras of a model take turns. A check copies a frame with the served answer (`serving/taps.py`). It decides whether the
-answers still agree (`drift_answers`), and whether the camera still gives the usual pictures (`drift_cameras`).
+Checks run one at a time, at the lowest priority, and not while engines are built or the box is busy. The cameras of a
+model take turns. `serving/taps.py` gives each check a copy of a frame and of the served answer. `drift_answers` decides
+whether the answers still agree, `drift_cameras` whether the camera still gives its usual pictures.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Watched:
     written: float = -math.inf
     asked: float = -math.inf  # when the frame that is awaited was requested; -infinity if no frame is awaited
     seen: dict[str, float] = field(default_factory=dict)  # by camera: when its last frame came
-    turns: dict[str, float] = field(default_factory=dict)  # by camera: when a frame of it was last asked for
+    turns: dict[str, float] = field(default_factory=dict)  # by camera: when its frame was last requested
     checked: dict[str, float] = field(default_factory=dict)  # by camera: when it was last checked
 
     def is_turn_of(self, camera: str, now: float) -> bool:
@@ -165,7 +165,7 @@ class DriftMonitor:
         events.hearers.append(self._hear)
 
     def reconfigure(self, settings: Drift) -> None:
-        """Apply new settings. The next checks follow them."""
+        """Apply new settings. If the new interval ends earlier, it applies to the next check already."""
         self._settings = settings
         now = time.monotonic()
         for name, watched in self.watched.items():
@@ -246,7 +246,7 @@ class DriftMonitor:
         return True
 
     def take(self, frame: Tapped) -> None:
-        """Start the check of a frame, unless the model or its engine changed meanwhile."""
+        """Start the check of a frame, unless another check runs, or the model or its engine changed meanwhile."""
         watched, planned = self.watched.get(frame.model), self._models.get(frame.model)
         model = _served(planned, frame.answer.engine)
         if watched is not None:
@@ -322,7 +322,7 @@ class DriftMonitor:
             if watched.counts:
                 self._disk.put(partial(self._files.write, name, watched.history))
 
-    # -- what it found ----------------------------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------------------------------
 
     def alarms(self) -> Iterator[Alarm]:
         """Yield the current alarms about drift."""

@@ -60,7 +60,7 @@ class Rule(msgspec.Struct, frozen=True):
     clear_after: int
 
 
-# With 2 % bad checks, which is far more than an unchanged engine has, there is a false alarm in about 85,000 checks.
+# With 2 % bad checks, which is far more than an unchanged engine has, one check in about 85,000 raises a false alarm.
 BAD_ANSWERS = Rule(quiet=0.02, drifted=0.5, raise_after=3, clear_after=5)
 
 
@@ -81,9 +81,9 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What the checks of one engine have shown.
+    """The results of the checks of one engine.
 
-    `first` has the shifts of the first checks, until the usual shift is known. `above` and `below` are the sums of
+    `first` has the shifts of the first checks, which determine the usual shift. `above` and `below` are the sums of
     shifts in each direction (see `ShiftTest`). `shift` is the mean shift of the last checks, in the unit of the figure
     that `figure` names. `allowed` is the largest mean shift that counts as usual. `problem` describes the last bad
     check.

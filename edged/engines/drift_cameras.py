@@ -8,9 +8,8 @@ stored average, so the average follows the seasons. No picture is judged until t
 `learn_hours` (by default a day). The allowed distance from the usual picture depends on the distances of the earlier
 pictures. So a camera that turns all the time rarely raises an alarm.
 
-An alarm needs several unusual pictures in a row (`Tally`). Unusual pictures do not change what is usual. But if the
-alarm lasts longer than a day and longer than `learn_hours`, what is usual for this camera is learned again from new
-pictures.
+An alarm needs several unusual pictures in a row (`Tally`). Unusual pictures do not change the stored averages. But if
+the alarm lasts longer than a day and longer than `learn_hours`, new averages are learned for this camera.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _WORDS = {
     SCORES: "objects are found with much lower scores: the camera is dirty, out of focus, or shows something else",
 }
 _SPREADS = 4.0  # standard deviations beyond the mean distance
-_FEW = 3  # pictures of an hour, before others are compared with its usual picture
+_FEW = 3  # pictures of an hour that its average needs before it counts as the usual picture
 _LEAST_COMPARED = 10  # pictures that are compared before the first is judged
 _SLOWEST = 0.1  # the least weight of a new picture in the usual picture of an hour
 _SLOWEST_SPREAD = 0.02
@@ -94,12 +93,12 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Past(msgspec.Struct, frozen=True):
-    """What earlier checks have found about a camera.
+    """The results of the earlier checks of a camera.
 
     `usual` maps an hour of the day to its usual picture; the key -1 is for pictures that came before the clock was set.
     `seen_s` is the number of seconds for which the camera was seen, `changed_s` the number of seconds since its alarm
     was raised. `distance`, `bound` and `cause` describe the last unusual picture. `checked_unix_s` is when the last
-    picture was taken.
+    picture was checked.
     """
 
     usual: dict[int, Usual] = {}
@@ -114,10 +113,10 @@ class Past(msgspec.Struct, frozen=True):
 
     @property
     def problem(self) -> str:
-        """What is wrong with the pictures, with the figure and its bound; empty if the alarm is not raised."""
+        """How the pictures have changed, with the figure and its bound; empty if the alarm is not raised."""
         if not self.tally.is_raised:
             return ""
-        words = _WORDS.get(self.cause, "the pictures are unusual")  # another version of edged may have written it
+        words = _WORDS.get(self.cause, "the pictures are unusual")  # another version of edged may have written `cause`
         return f"{words} ({self.cause} differs by {self.distance:.2g}; at most {self.bound:.2g} is usual)"
 
 

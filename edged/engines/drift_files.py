@@ -1,4 +1,4 @@
-"""What the checks for drift keep on disk: a small history of each model, and the frames that raised an alarm.
+"""The files of the checks for drift: a small history of each model, and the frames that raised an alarm.
 
 `STATE/drift/MODEL/history.json` has a digest (`store/sealed.py`); a damaged file counts as empty.
 `STATE/drift/MODEL/TIME-CAMERA/` has a picture, and `answers.json` with the served answer and the reference's answer.
@@ -68,7 +68,7 @@ class DriftFiles:
         self._root = root
 
     def read(self, model: str) -> History:
-        """Return the history of a model; an empty one if there is none, or if it cannot be read."""
+        """Return the history of a model; an empty history if the file is missing or cannot be read."""
         return sealed.read(self._folder(model) / _HISTORY, History, "drift histories") or History()
 
     def write(self, model: str, history: History) -> None:

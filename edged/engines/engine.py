@@ -34,7 +34,7 @@ class EngineState(str, enum.Enum):
 
 _S = EngineState
 
-# States that an engine may enter because another model of the same content made it.
+# States that an engine may enter because the same engine was made for another model of the same content.
 _FOUND = frozenset({_S.READY, _S.REJECTED, _S.EVICTED})
 
 # A ready engine that is rebuilt or verified again passes through the states of making. It returns to ready even if the
@@ -115,7 +115,7 @@ class PlannedEngine:
     state: EngineState = EngineState.ABSENT
     record: EngineRecord | None = None
     reason: str = ""
-    is_held: bool = False  # an operator's command quarantined it, so no alarm is raised
+    is_held: bool = False  # an operator's command quarantined the engine, so no alarm is raised
     last_attempt_failed: str = ""  # why the last attempt failed, although the previous engine stays
     failures: int = 0
     failure: str = ""  # message of the last failure
@@ -134,9 +134,7 @@ class PlannedEngine:
     disk: str = ""  # how the disk failed when it was last made or opened
     disk_failures: int = 0  # in a row
     making: Making | None = None
-    served_ms: dict[str, float] = field(
-        default_factory=dict
-    )  # the lowest median of inference while serving, by edition
+    served_ms: dict[str, float] = field(default_factory=dict)  # lowest median inference time in serving, by edition
     on_change: Callable[[PlannedEngine], None] | None = None  # called after every change of state
 
     @property

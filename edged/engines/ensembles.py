@@ -26,7 +26,7 @@ from edged.serving.ensemble_run import Budget
 from edged.serving.statistics import Statistics
 from edged.tensors import ANY_SHAPE, TensorSpec
 
-# Finds the model of a step by its name and version. Raises NotFound, or InvalidInput for an ensemble.
+# Finds the model of a step by its name and version. Raises NotFound, NotReady, or InvalidInput for an ensemble.
 FindPart: TypeAlias = "Callable[[str, str], PlannedModel]"
 
 

@@ -197,7 +197,7 @@ class _Phase:
         self.name = progress.phase
 
     def culprits(self, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
-        """Return the family that the child was importing when it ended; empty if it was doing something else."""
+        """Return the family that the child was importing when it ended; empty if the child was doing something else."""
         return tuple(offer for offer in offers if jobs.loading(offer.family) == self.name)
 
 

@@ -16,7 +16,7 @@ def collections(kept: FrameCollections, *, each: bool = False) -> list[FrameColl
 
 
 def collection(kept: FrameCollections, model: str, *, each: bool = False) -> FrameCollection | None:
-    """Report the collection of a model; None if there is none."""
+    """Report the collection of a model; None if the model has no collection."""
     if model in kept.damaged:
         return _damaged(kept, model)
     gathering = kept.gatherings.get(model)

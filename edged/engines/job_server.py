@@ -37,8 +37,8 @@ _LOOK_SECONDS = 0.005
 _TRIES = 4  # the server may end, or become stale, just when a child is wanted
 _GONE_SECONDS = 10.0  # a killed process must end within this time
 _LARGEST = 1 << 12  # bytes of a reply
-# A fork is safe only in a process with one thread, and NumPy's library starts one for each core. The children inherit
-# this: products of large matrices in NumPy use one core; runtimes have threads of their own.
+# A fork is safe only in a process with one thread, but OpenBLAS, which NumPy uses, starts a thread for each core. The
+# children inherit this variable, so NumPy multiplies matrices on one core. Runtimes start their own threads.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -282,7 +282,8 @@ class _Server:
             self.close()
 
     def release(self, pid: int) -> int | None:
-        """Let the server reap a child once it has ended. Returns its exit status; None if it has not ended yet."""
+        """Let the server reap a child once it has ended. Returns the exit status; None if the child has not ended
+        yet."""
         try:
             return self._ask(Release(pid)).status
         except ConnectionError:  # the kernel killed the child with the server
@@ -323,7 +324,7 @@ class _Server:
         standard error."""
         self._kill()
         last = ""
-        with contextlib.suppress(ValueError):  # it was closed
+        with contextlib.suppress(ValueError):  # the file was closed
             lines = os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace").split("\n")
             last = next((f": {line.strip()[:300]}" for line in reversed(lines) if line.strip()), "")
         what = f"the job server, which starts child processes, ended with status {self._process.returncode}{last}"

@@ -39,8 +39,9 @@ def _scattered(frames: Sequence[str]) -> list[str]:
 
 def job_of(verify: jobs.Verify, model: Model, limit_s: float) -> jobs.Judge | None:
     """Return the job that judges an engine on frames after the job `verify` accepted the engine. The job has no frames
-    if their retention has ended. Return None if the engine is not judged on frames: its precision is fp32, edged
-    decodes nothing, or no collection is finished. The child is killed after `limit_s` seconds."""
+    if their retention has ended, or while a newer collection is unfinished. Return None if the engine is not judged on
+    frames: its precision is fp32, edged decodes nothing, or no collection is finished. The child is killed after
+    `limit_s` seconds."""
     collected = model.collected
     if collected is None or not is_judged_on_frames(model, verify.order.recipe.precision):
         return None

@@ -1,14 +1,14 @@
 """Learns the range of shapes of the requests, and plans engines for this range (setting `shapes.policy = learn`).
 
 The module is level-triggered. A wider range becomes the target once the range that requests need has not grown for a
-while, and no engine of the previous range is being made. Engines of the new range are built, verified and timed like
-others, while the current engine serves. Once one of them is ready, the range is proven and stored on disk. If none can
-be made, the target is dropped, and the engines of the previous range continue to serve.
+while (or keeps growing for too long), and no engine of the previous range is being made. Engines of the new range are
+built, verified and timed like others, while the current engine serves. Once one of them is ready, the range is proven
+and stored on disk. If none can be made, the target is dropped, and the engines of the previous range continue to serve.
 
 A range never shrinks. Sizes are rounded outwards, so that few new sizes need another build. Sizes below 16 are rounded
 to powers of two. Larger sizes are rounded to multiples of a quarter of the largest power of two that does not exceed
-the size. So a rounded maximum exceeds the size by at most 25 %. A power of two that divides a size also divides the
-rounded size, as models with strides require.
+the size. So the rounded maximum of a larger size exceeds the size by less than 25 %. A power of two that divides a size
+also divides the rounded size, as models with strides require.
 """
 
 from __future__ import annotations

@@ -76,10 +76,10 @@ class Loader:
         """Load a model, or reload it from disk, and return once it answers.
 
         `config` is a configuration in JSON that replaces config.pbtxt. `files` maps paths inside the model's folder to
-        contents; these files replace all files of the model. If a version is loaded already, it answers until the new
-        version does, and stays loaded if loading fails. The models of an ensemble are loaded from disk first, if they
-        are not loaded. Raises NotFound, InvalidInput or NotReady if the model cannot be served. Raises Refused unless
-        the mode of model control is `explicit`. The work continues if the caller is cancelled.
+        contents; these files replace all files of the model. A version that is loaded already answers until the new
+        version answers. If loading fails, it stays loaded. The models of an ensemble are loaded from disk first, if
+        they are not loaded. Raises NotFound, InvalidInput or NotReady if the model cannot be served. Raises Refused
+        unless the mode of model control is `explicit`. The work continues if the caller is cancelled.
         """
         self._require_command(name)
         await self._finish(self._load(name, config, dict(files or {})))
@@ -144,7 +144,7 @@ class Loader:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # the caller received it, unless it was cancelled
+            task.exception()  # marks the error as retrieved: a caller that was cancelled does not receive it
 
     async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         async with self._turn(name):
@@ -362,9 +362,8 @@ class ModelSelection:
         self.mode = mode
         self.only_parts = set[str]()  # models that are loaded only because an ensemble needs them
         self._repository, self._startup = repository, frozenset(startup)
-        self._held: dict[str, dict[str, ModelEntry]] | None = (
-            None  # replaced, never changed: a thread may be reading it
-        )
+        # The mapping is replaced, never changed, because a thread may be reading it.
+        self._held: dict[str, dict[str, ModelEntry]] | None = None
         self._changing = threading.Lock()
 
     def entries(self) -> dict[str, ModelEntry]:

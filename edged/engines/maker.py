@@ -43,8 +43,8 @@ from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
 _EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # of the first attempt, the second, ...
-_AGAIN_SECONDS = 0.2  # after the model on disk turned out to have changed
-_SPACE_SECONDS = 30.0  # after the disk was full
+_AGAIN_SECONDS = 0.2  # delay if the model on disk changed during the job
+_SPACE_SECONDS = 30.0  # delay if the disk was full
 _LONG_SECONDS = 60.0  # if a job takes longer, its lane may make a second engine at the same time
 _SPARE_MB = 1024  # free memory for a second child in a lane
 _VERIFYING = ("verifying", "judging", "timing")  # phases
@@ -70,7 +70,7 @@ class _Job:
 
 
 class Maker:
-    """Carries out the jobs `Make`, `Adopt` and `Verify`, which `reconcile` decides on."""
+    """Carries out the actions `Make`, `Adopt` and `Verify` that `reconcile` returns."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Maker:
         return frozenset(work.engine.lane for work in self._work)
 
     def slow(self, available_mb: Callable[[], int]) -> frozenset[str]:
-        """Return the lanes in which a second job may run: the lanes with a single job that takes long, unless it is a
+        """Return the lanes in which a second job may run: the lanes with a single job that takes long and is not a
         build that times kernels. Empty if memory is scarce."""
         lanes = Counter(work.engine.lane for work in self._work)
         alone = [work.engine for work in self._work if lanes[work.engine.lane] == 1 and not work.times_kernels]
@@ -109,7 +109,7 @@ class Maker:
         return long if long and available_mb() >= _SPARE_MB else frozenset()
 
     def start(self, planned: PlannedModel, action: Work) -> None:
-        """Start a job that `reconcile` decided on."""
+        """Start the job of an action that `reconcile` returned."""
         assert planned.model is not None  # nothing is decided for a model that could not be read
         engine = planned.engines[action.key]
         engine.move(EngineState.QUEUED)
@@ -135,8 +135,8 @@ class Maker:
         engine.request = Request.NONE
 
     def _keep_cancelled(self, engine: PlannedEngine, reason: str) -> None:
-        """Store a cancellation on disk, so that it holds after a restart of the daemon. Runs in a thread, because it
-        waits for the disk."""
+        """Store a cancellation on disk, so that it still holds after a restart. A thread writes, because the disk may
+        be slow."""
         self._tasks.start(asyncio.to_thread(self._attempts.cancelled, engine.digest, reason))
 
     def abandon(self) -> None:
@@ -153,8 +153,8 @@ class Maker:
         return self._work_on(engine) is not None
 
     def build_after(self, engine: PlannedEngine) -> None:
-        """Build an engine after its current job, because a command requests a build. Do nothing if that job builds
-        it."""
+        """Build an engine after its current job, because a command requests a build. Do nothing if the current job is a
+        build."""
         if (work := self._work_on(engine)) is not None and not work.is_cancelled:
             work.is_build_next = not work.is_build
 
@@ -216,8 +216,8 @@ class Maker:
     async def _make(self, planned: PlannedModel, engine: PlannedEngine, task: Task) -> None:
         """Fetch an engine from the shared store, wait for the box that builds it, or build it."""
         sharing = self._sharing
-        # A usable engine is here only because a command requests a rebuild. After a failure or crash, this box builds
-        # the engine itself.
+        # If the engine is usable, a command requested a rebuild. In this case, and after a failure or crash, this box
+        # builds the engine itself.
         if sharing is None or task.recipe.is_reference or engine.is_usable or engine.failures:
             await self._build(planned, engine, task)
             return
@@ -314,7 +314,7 @@ class Maker:
             self._give_up_adoption(engine, task, f"{error}")
         except (WrongAnswers, Unsuitable) as error:
             if is_unproven:
-                # Remove it here, because no other check finds that it is unusable.
+                # Remove the engine here, because no other check finds it unusable.
                 await asyncio.to_thread(self._store.remove, source, keep_pin=True)
             self._give_up_adoption(engine, task, f"does not work with this device: {error}")
         except EdgedError as error:

@@ -133,7 +133,7 @@ class Opener:
                 planned.is_superseded = True
             _LOG.warning("engine %s of model %s cannot be opened now: %s", engine.digest[:12], model.name, error)
         except EdgedError as error:
-            if planned.is_being_read:  # its file may have been removed
+            if planned.is_being_read:  # the model's file may have been removed
                 engine.open_at = time.monotonic() + _REPLACED_SECONDS
             else:
                 await self._cannot_open(model, engine, error)
@@ -244,8 +244,8 @@ class Opener:
         self, planned: PlannedModel, model: Model, engine: PlannedEngine, session: ServingSession
     ) -> SessionHealth:
         """Probe a session before it serves. If even the reference refuses every probe, edged cannot generate a valid
-        request for this model. Its engines then serve without a probe, and the model is ready once one of them has
-        answered a request."""
+        request for this model. The model's engines then serve without a probe, and the model is ready once one of them
+        has answered a request."""
         if self._probe is None or planned.model is not model:  # the model on disk has changed
             return SessionHealth()
         known, is_reference = planned.known_answers(), engine.recipe.is_reference
@@ -254,7 +254,7 @@ class Opener:
         except NoUsableProbe as error:
             before = planned.slot.current if planned.fits() else None
             if before is not None and before.link is session.link and before.health.known is known:
-                return SessionHealth(known=known)  # this process has answered the probe before, so it no longer works
+                return SessionHealth(known=known)  # this host answered the probe before, so the host no longer works
             is_proven = bool(model.triton.warmups) or (before is not None and not before.health.unproven)
             return SessionHealth("" if is_proven else str(error))
         if not is_reference and (engine.digest, engine.edition) not in self._proven:
@@ -274,7 +274,7 @@ class Opener:
             raise NotReady("the engine was evicted or rejected while its host started; edged opens another engine")
         try:
             return self._store.artefact(engine.digest)
-        except KeyError:  # another model of the same content found it damaged
+        except KeyError:  # the engine was found damaged when it was opened for another model
             raise EngineDamaged("the engine is no longer in the store; it will be rebuilt") from None
 
     async def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
@@ -296,7 +296,7 @@ class Opener:
             self._keep(engine)
 
     def _keep(self, engine: PlannedEngine) -> None:
-        """If an engine was given up, record that. Each of its builds succeeded, so the builds left no record."""
+        """If an engine was given up, add this to the log of attempts. Its successful builds added no failures."""
         if engine.state is EngineState.QUARANTINED:
             self._log.failed(engine.digest, engine.failure, is_hopeless=True)
 

@@ -27,7 +27,8 @@ class Pipelines:
         self, models: Collection[str], find: Callable[[str], PlannedModel], ensembles: Collection[str] = ()
     ) -> None:
         """`models` and `ensembles` always contain the current names of all models and ensembles. `find` returns the
-        plan of the model NAME or NAME:VERSION. It raises NotFound or NotReady if there is no such plan."""
+        plan of the model NAME or NAME:VERSION. It raises NotFound, NotReady, or InvalidInput (for example for an
+        ensemble)."""
         self._models, self._ensembles, self._find = models, ensembles, find
         self._wanted: Mapping[str, Pipeline] = {}
         self._slots: dict[str, PipelineSlot] = {}

@@ -38,7 +38,7 @@ from edged.store.key import changes, differ_by_driver, may_be_for, nearest
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 
-# Returns the frames that were collected for a model of this name; None if there are none.
+# Returns the frames that were collected for a model of this name; None if no frames were collected.
 FindCollected: TypeAlias = Callable[[str], "Collected | None"]
 
 
@@ -59,7 +59,7 @@ class PlannedModel:
     opening_key: str = ""
     fallback_opening: asyncio.Task[None] | None = None
     fallback_open_at: float = 0.0  # when opening may be tried again, in monotonic seconds
-    fallback_why: str = ""  # why it was not opened the last time
+    fallback_why: str = ""  # why the fallback engine is not open
     reading: asyncio.Task[None] | None = None
     is_superseded: bool = False  # its file changed while an engine was made or opened
     examined: str = ""  # digest of the content that was read last, accepted or not
@@ -68,7 +68,7 @@ class PlannedModel:
     _known: KnownAnswers | None = None
 
     def known_answers(self) -> KnownAnswers:
-        """Return what probes found about `model`, which must not be None."""
+        """Return the results of the probes of `model`, which must not be None."""
         assert self.model is not None
         if self._known is None or not self._known.is_of(self.model):
             self._known = KnownAnswers(self.model)
@@ -231,7 +231,7 @@ def batching(model: Model, recipe: Recipe) -> Batching:
     limit the size of a batch. If none of these limits exists, frames run one by one.
 
     An engine on a CPU has no range of shapes. So without configuration it batches only if the model has a fixed batch.
-    More batches would gain little on a CPU, and each frame of a batch waits for the others.
+    Batches gain little on a CPU, and each frame of a batch waits for the others.
     """
     settings = model.entry.settings
     limit = _limit(model, recipe, max_batch(settings))
@@ -329,8 +329,8 @@ class Planner:
         return model if found == model.collected else msgspec.structs.replace(model, collected=found)
 
     def _recall(self, engine: PlannedEngine, stored: Mapping[str, EngineRecord]) -> None:
-        """Read the earlier failures of an engine that is not in the store from the log of attempts. If there are none,
-        choose a stored engine to try before the engine is built."""
+        """Read the earlier failures of an engine that is not in the store from the log of attempts. If the log has no
+        failures, choose a stored engine to try before the engine is built."""
         before = self._log.of(engine.digest)
         engine.failures, engine.failure = before.failures, before.reason
         if before.stopped == "cancelled":

@@ -54,7 +54,7 @@ from edged.verification.verify import Pair, judge, matcher_for
 
 @contextlib.asynccontextmanager
 async def probe_session(inputs: tuple[InputTensor, ...], link: HostLink, session: int) -> AsyncIterator[m.Answer]:
-    """Send one request to a session and yield the answer. Its outputs stay in the host's arena until the block ends.
+    """Send one request to a session and yield the answer. The outputs stay in the host's arena until the block ends.
 
     Raises Overloaded if the arena has no room, and the errors of the session.
     """
@@ -99,8 +99,8 @@ class NoUsableProbe(EngineUnusable):
 
 @dataclass
 class KnownAnswers:
-    """What probes found about a model: which probe the model answers, and the form of the reference's outputs once the
-    reference was probed. `is_of` says whether this is valid for a model."""
+    """The results of a model's probes: which probe the model answers, and the form of the reference's outputs once the
+    reference was probed. `is_of` says whether the results are valid for a model."""
 
     model: Model
     place: int | None = None  # index of the probe that was answered
@@ -173,7 +173,7 @@ class SessionProbe:
             try:
                 async with probe_session(tuple(_inputs(signature, sample)), link, session) as reply:
                     verdict = await asyncio.to_thread(_verdict, sample, reply, link.arena, model, held)
-            except (EngineUnusable, InvalidInput):  # `ask` has tested whether it answers
+            except (EngineUnusable, InvalidInput):  # `ask` has tested whether the engine answers
                 continue
             except Overloaded as error:
                 raise NotReady(f"the probe (a test inference) could not be sent to the engine: {error}") from error
@@ -183,8 +183,8 @@ class SessionProbe:
         return first
 
     async def _fault(self, known: KnownAnswers, question: Callable[[], Probe], forms: OutputForms) -> str:
-        """Return what is wrong with an answer; empty if nothing is wrong. Reads the reference's answer from disk only
-        if needed."""
+        """Describe the fault of an answer; empty if the answer has no fault. Reads the reference's answer from disk
+        only if needed."""
         signature = known.model.inspection.signature
         found = fault(signature, forms, known.reference)
         if not found or known.reference:
@@ -204,8 +204,8 @@ class SessionProbe:
 
 
 def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> str:
-    """Return what is wrong with the first output whose form is neither the declared form nor the reference's; empty if
-    no output is wrong.
+    """Describe the first output whose form is neither the declared form nor the form of the reference's output; empty
+    if all outputs are right.
 
     Declared shapes are often wrong, and NaN may be right, so the reference's answer is the standard.
     """

@@ -29,9 +29,9 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
 
 
 async def with_token_ids(settings: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return the settings with token ids for the prompts that have none, from the tokenizer in `folder`.
+    """Return the settings. Prompts without token ids get them from the tokenizer in `folder` or its parent.
 
-    Raises ConfigError if a prompt is malformed or cannot be encoded, or if the folder has no tokenizer of CLIP or BERT.
+    Raises ConfigError if a prompt is malformed or cannot be encoded, or if no tokenizer of CLIP or BERT is found.
     """
     given = prompts.read(settings)
     lacking = tuple(prompt.text for prompt in given if not prompt.tokens)

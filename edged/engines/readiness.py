@@ -29,7 +29,7 @@ class ReadyState(str, enum.Enum):
     LOADING = "loading"  # requests wait until an engine answers
     UNPROVEN = "unproven"  # an engine is open but refuses every probe; requests may be answered
     FAILING = "failing"  # an engine is open but no longer answers
-    REFUSED = "refused"  # it cannot be served
+    REFUSED = "refused"  # the model cannot be served
 
 
 class Readiness(msgspec.Struct, frozen=True):

@@ -52,12 +52,12 @@ class FallbackView(msgspec.Struct, frozen=True):
     range, or an input is given that is a constant in the engine."""
 
     is_open: bool = False
-    is_stale: bool = False  # it was opened for another model than the one that serves
+    is_stale: bool = False  # its engine is of another model than the serving engine
     answered_at: float = 0.0  # when it was opened or gave its last answer
     waits: bool = False  # requests wait for it
     opening: bool = False
     open_at: float = 0.0  # when opening may be tried again
-    why: str = ""  # why it was not opened the last time
+    why: str = ""  # why its engine is not open
     problem: str = ""  # why the model on disk cannot be opened
     is_settled: bool = True  # the serving engine is of the model on disk
     has_defaults: bool = False  # requests may give inputs that are constants in all engines but the reference
@@ -163,10 +163,10 @@ def reconcile(
     """Return the actions that bring the box nearer to the desired state.
 
     Each lane makes one engine at a time; `busy` are the lanes that make one now. If the build in a busy lane takes
-    long, the lane is also in `slow`, and a second job may run in parallel. While `paused`, nothing is made, because
-    nothing can be stored. `by_command`: only a command starts a build; actions that take seconds need no command.
-    `is_idle`: the box has had little load for a while. `is_starting`: the first models are being examined, and engines
-    are made only by command.
+    long, the lane is also in `slow`, and a second job may run in parallel. While `paused`, nothing is made: nothing can
+    be stored, or a new driver needs a reboot. `by_command`: only a command starts a build; actions that take seconds
+    need no command. `is_idle`: the box has had little load for a while. `is_starting`: the first models are being
+    examined, and engines are made only by command.
     """
     every = list(models)
     models = [model for model in every if not model.holds]
@@ -195,9 +195,8 @@ def _open(model: ModelView, now: float) -> Open | None:
     serving = next((e for e in model.engines if e.key == model.serving), None)
     if model.outdated and serving is None:
         return _replace_outdated(model, able)
-    if serving is None or (
-        serving not in able and (_is_wrong(serving) or serving.is_outpaced)
-    ):  # an engine that must not serve is replaced at once
+    # An engine that must not serve is replaced at once.
+    if serving is None or (serving not in able and (_is_wrong(serving) or serving.is_outpaced)):
         return _opened(model, _first_choice(able))
     best = min(able, key=_cost)
     is_in_form = serving.parallelism == model.parallelism
@@ -367,7 +366,8 @@ def _is_missed(model: ModelView, engine: EngineView) -> bool:
     """Whether an evicted engine must be built again. This is so if no other optimised engine is usable or can still be
     made, and no other evicted engine was faster.
 
-    An engine that is not faster than the reference is not built again, because it would be the first to be evicted.
+    An engine that is not clearly faster than the reference is not built again: it would not serve, so it might be
+    evicted again.
     """
     if engine.cost is not None and engine.cost >= _GAIN:
         return False

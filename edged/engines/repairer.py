@@ -118,8 +118,8 @@ class _Work:
     # -- opset and IR version ----------------------------------------------------------------------------------------
 
     async def versions(self) -> None:
-        """Lower the opset and the IR version to versions that all installed runtimes support. If this fails, try
-        newer versions that ONNX Runtime supports."""
+        """Lower the opset and the IR version if ONNX Runtime does not support them, or if the user named the step.
+        First try versions that all installed runtimes support, then newer versions that ONNX Runtime supports."""
         if not (self._options.wants(Step.OPSET) or self._options.wants(Step.IR)):
             return
         opset, ir = self.inspection.opsets.get("ai.onnx", 0), self.inspection.ir_version
@@ -128,9 +128,8 @@ class _Work:
             missing = "ONNX Runtime is missing or broken, but it must check every repair; see: edged doctor"
             raise Unsupported(missing)
         newest, named = [takes], self._options.insists(Step.OPSET) or self._options.insists(Step.IR)
-        if (
-            named or opset > takes.opset or ir > takes.ir_version
-        ):  # otherwise ONNX Runtime serves the model, and the other runtimes do not matter
+        # Otherwise ONNX Runtime serves the model, and the other runtimes do not matter.
+        if named or opset > takes.opset or ir > takes.ir_version:
             others = [await self._newest(name) for name in self._installed if name != REFERENCE.backend]
             newest += [found for found in others if found is not None]
         opsets = self._targets(Step.OPSET, opset, takes.opset, [each.opset for each in newest])
@@ -195,7 +194,8 @@ class _Work:
         self.path, self.inspection = out, after
 
     async def _proof(self, out: Path, after: Inspection, *, evaluate: bool, lowered: Lowered | None = None) -> Proof:
-        """Prove that the graph in `out` answers as the current graph does. Raises Unsuitable if this fails."""
+        """Prove that the graph in `out` answers as the current graph does. If the two cannot be compared, ONNX's
+        definitions may prove it (`lowered.by_definition`). Raises Unsuitable if there is no proof."""
         job = Prove(
             self._order(self.path, self.inspection),
             self._order(out, after),
@@ -316,8 +316,8 @@ class _Work:
         return ShapeRange.read(inspection.signature, self._settings, None)
 
     def _recognition(self, inspection: Inspection) -> Recognition:
-        """Recognise the model's family. If the settings do not fit this graph, recognise it without them, because they
-        may fit only the repaired model."""
+        """Recognise the model's family. If the settings do not fit this graph, ignore them: they may fit only the
+        repaired graph."""
         signature = inspection.signature
         for settings in (self._settings, {}):
             try:

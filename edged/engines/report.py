@@ -144,7 +144,7 @@ def language(planned: PlannedLanguageModel, alarms: tuple[Alarm, ...] = ()) -> M
 
 
 def language_model(planned: PlannedLanguageModel) -> LanguageModelInfo:
-    """Report a language model."""
+    """Report a language model: its state, context length, abilities, runtime and measured speed."""
     host, figures, files = planned.host, planned.figures, planned.files
     is_ready = planned.state is LanguageState.READY
     return LanguageModelInfo(
@@ -227,7 +227,7 @@ def _reason(planned: PlannedModel, engine: PlannedEngine, by_command: bool) -> s
 
 
 def status(controller: Controller) -> StatusInfo:
-    """Report the daemon."""
+    """Report the state of the daemon: models, engines, disk space, running builds and alarms."""
     models, eviction = controller.served(), controller.maker.eviction
     chats = controller.language.models.values()
     return StatusInfo(

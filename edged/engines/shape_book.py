@@ -52,8 +52,8 @@ class ShapeBook:
         self._writing = threading.Lock()
 
     def applied(self, model: Model) -> Model:
-        """Return the model with its learnt range of shapes. This is the target that `aim` set. If there is no target,
-        it is the stored range, for which an engine was ready."""
+        """Return the model with its learnt range of shapes. This range is the target that `aim` set, or else the stored
+        range, for which an engine was ready."""
         learnt = Profile()
         if model.shape_policy.kind == "learn" and not model.is_static:
             learnt = self._aims.get(self._place(model)) or self._proved(model)
@@ -68,7 +68,7 @@ class ShapeBook:
         self._aims.pop(self._place(model), None)
 
     def page(self, model: Model) -> Page:
-        """Return the page of a model; an empty one if the file is missing or damaged."""
+        """Return the page of a model; an empty page if the file is missing or damaged."""
         place = self._place(model)
         if place not in self._pages:
             self._pages[place] = self._read(place, model)

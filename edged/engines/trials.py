@@ -5,9 +5,9 @@ If a child crashes, hangs or takes too much memory, this is a finding at the sta
 that the model did not cause (no process left, a full disk, a kill from outside) are raised as errors.
 
 CACHE/admissions/DIGEST-KEY.json contains one outcome. DIGEST is that of the model. KEY is a digest of everything else
-on which the outcome depends: the versions of edged and of the runtime, the limits, and the inputs.
-CACHE/runtimes/BACKEND.json contains what a runtime supports. If a model exceeded the limits, the number of attempts is
-stored too. The caller decides how many attempts to allow.
+on which the outcome depends: the versions of edged and of the runtime, the limits, and the inputs. If the model
+exceeded the limits, the outcome has the number of attempts. The caller decides how many to allow.
+CACHE/runtimes/BACKEND.json contains the ONNX versions that a runtime supports.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from edged.store import atomic, sealed
 from edged.version import __version__
 
 _ORDER = list(Stage)
-# Categories of vague refusals by a runtime. The suspicion of edged's own checks explains the cause better.
+# Categories of vague refusals by a runtime. If edged's own checks have a suspicion, it explains the cause better.
 _VAGUE = (Category.REFUSED, Category.FAILED)
 
 
@@ -243,21 +243,21 @@ class Outcomes:
                 atomic.sweep(folder)
 
     def known(self, job: Check, limits: AdmissionLimits) -> Checked | None:
-        """Return the cached outcome for this model and job; None if there is none."""
+        """Return the cached outcome for this model and job; None if no outcome is cached."""
         place = self._place(job, limits)
         if place is None:
             return None
         return sealed.read(place, Checked, "admissions")
 
     def keep(self, job: Check, limits: AdmissionLimits, found: Checked) -> None:
-        """Store an outcome, and what the runtime supports."""
+        """Store an outcome, and the ONNX versions that the runtime supports."""
         backend = job.order.recipe.backend
         if found.support.version:
             self._write(self._runtimes / f"{backend}.json", sealed.seal(found.support))
         place = self._place(job, limits)
         if place is None:
             return
-        # A killed child did not report the loaded version. Its outcome is stored nevertheless.
+        # A child that exceeded a limit may not have reported the loaded version. Its outcome is stored nevertheless.
         if not is_lasting(found.finding) or registry.agree(found.support.version, _version(backend) or ""):
             self._write(place, sealed.seal(found))
             atomic.prune(self._outcomes, _MOST)
@@ -272,8 +272,8 @@ class Outcomes:
         atomic.prune(self._outcomes, _MOST)
 
     def support(self, backend: str) -> RuntimeSupport | None:
-        """Return what the runtime supports, as it was stored last, perhaps by another version of the runtime; None if
-        unknown."""
+        """Return the last stored opset and IR version that the runtime supports, perhaps of another version of the
+        runtime; None if unknown."""
         return sealed.read(self._runtimes / f"{backend}.json", RuntimeSupport, "runtimes")
 
     def forget(self, digest: str) -> None:

@@ -25,9 +25,9 @@ def actual(
 ) -> list[ModelView]:
     """Return a view of every model, after adopting engines that other models or processes stored.
 
-    While a model is being read, `reconcile` makes no engine for the model, and opens no engine while an engine serves.
-    If the host was lost, `reconcile` may open an engine of the model's previous content, provided the engine's files
-    have not changed.
+    While a model is being read, `reconcile` makes no engine for the model, and opens none if an engine serves. If the
+    host was lost, `reconcile` may open an engine of the model's previous content, provided the engine's files have not
+    changed.
     """
     stored = store.records()
     views = []
@@ -109,7 +109,7 @@ def _fallback(planned: PlannedModel, fits: bool) -> FallbackView:
 
 def _has_its_files(planned: PlannedModel, engine: PlannedEngine) -> bool:
     """Whether an engine can be opened while the model is being read. This is so if the engine is in the store. It is
-    also so if the new version of the model has a file of its own, so that the file of the previous version stays."""
+    also so if the new version of the model has another path, so that the file of the previous version stays."""
     return engine.is_usable or (planned.model is not None and planned.model.entry.path != planned.entry.path)
 
 

@@ -33,7 +33,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-            os.replace(temporary, path)  # while it is locked, so that `sweep` does not remove it
+            os.replace(temporary, path)  # while the file is locked, so that `sweep` does not remove it
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -182,7 +182,7 @@ class Staging:
     @contextmanager
     def _sweeping(self, mode: int) -> Iterator[None]:
         """Lock the folder: shared while a stage is created, exclusive while leftovers are removed."""
-        lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)  # needs no extra file
+        lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)  # locks the folder itself
         try:
             fcntl.flock(lock, mode)
             yield

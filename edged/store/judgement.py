@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-# too_few: the frames show too few objects for a decision, so the engine is refused. no_frames: the frames of the
-# collection are gone, because their retention ended, so only the golden answers decide about the engine.
+# too_few: the frames show too few objects for a decision, so the engine is refused. no_frames: the collection's frames
+# are gone (their retention ended, or a newer collection began), so only the golden answers decide about the engine.
 Outcome: TypeAlias = Literal["alike", "different", "too_few", "no_frames"]
 
 

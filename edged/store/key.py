@@ -124,8 +124,8 @@ def _lasting(options: str | None) -> set[str]:
 
 
 def nearest(wanted: Mapping[str, str], stored: Iterable[tuple[str, Mapping[str, str]]]) -> str | None:
-    """Return the digest of the stored key that is most similar to `wanted`. Only keys of the same backend count; None
-    if there are none.
+    """Return the digest of the stored key that is most similar to `wanted`. Only keys of the same backend count. None
+    without such a key.
 
     Keys of the same model come first, then keys with fewer differing parts of the recipe, then keys with fewer
     differing parts in all. So the result is usually the previous engine of the same model. The parts that differ show

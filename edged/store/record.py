@@ -22,7 +22,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class BuildFacts(msgspec.Struct, frozen=True):
-    """Facts about a build, for information only. `build_s` is the time of the build alone."""
+    """Facts about a build that do not decide whether the engine is valid. `build_s` is the time of the build alone."""
 
     created_unix_s: float
     build_s: float
@@ -42,8 +42,9 @@ class Speed(msgspec.Struct, frozen=True):
     """The speed of an engine that is opened with `instances` instances, each with `threads` threads (0: all that the
     recipe allows).
 
-    Engine and reference are timed alternately, in several blocks of inferences, unless the engine is the reference. Of
-    each time, the fastest block counts. The box has other work meanwhile, so only ratios of the times are meaningful.
+    Engine and reference are timed alternately, in several blocks of inferences, unless the engine is the reference. For
+    each of the three times, the fastest block counts. Only ratios of the times are meaningful, because the box has
+    other work.
 
     `latency_ms` is the median time of one inference at a time, after a pause. `interval_ms` is the mean time between
     two answers while all instances work. `reference_ms` is the median time of the reference, one inference at a time.
@@ -81,13 +82,13 @@ class EngineRecord(msgspec.Struct, frozen=True):
     """One engine in the store. A rejected engine has a verdict and no files, so that it is not built again."""
 
     parts: dict[str, str]
-    model: str  # the name it was built for; the digest is among the parts
+    model: str  # name of the model that the engine was built for; `parts` has the model's digest
     recipe: Recipe
     files: dict[str, FileRecord]
     build: BuildFacts
     verdict: Verdict
     speeds: tuple[Speed, ...] = ()  # with each parallelism that it can be opened with; empty if it was not timed
-    load: float | None = None  # share of the box's processors, 0 to 1, that others used while it was timed
+    load: float | None = None  # share of the box's processors, 0 to 1, that other work used during the timing
     standard: str = ""  # digest of the verification standard; a verdict by another standard is out of date
     adopted_from: str = ""  # key of the engine, built ahead or for another driver, whose files it uses
     ahead: str = ""  # the other device that it was built for; it is verified there before it serves

@@ -26,7 +26,7 @@ from edged.store import atomic
 _LOG = logging.getLogger("edged.store")
 _MARK = b',"sha256":"'
 _END = b'"}\n'
-_LARGEST = 64 << 20  # bytes; a larger file was not written here and must not fill the memory
+_LARGEST = 64 << 20  # bytes; a larger file was not written by edged and must not fill the memory
 
 DAMAGED: Counter[str] = Counter()  # number of damaged files that this process found, by kind of content
 

@@ -102,7 +102,7 @@ def claim(state: Path, version: str, ours: int = FORMAT) -> None:
 
 def _read(state: Path) -> Mark:
     """Return the mark of a directory. A damaged mark counts as missing if the directory has no copy from an earlier
-    change of format. In all other cases, raise Refused if the mark cannot be read, because its format may be newer."""
+    change of format. Otherwise raise Refused if the mark cannot be read: the directory may have a newer format."""
     path = state / FILE
     try:
         return sealed.unseal(path.read_bytes(), Mark)

@@ -99,7 +99,7 @@ class Store:
         unsealed: list[EngineRecord] = []
         for folder in _entries(self.engines):
             try:
-                found = _read(folder) or _read(folder)  # another process may have exchanged it between two reads
+                found = _read(folder) or _read(folder)  # another process may have exchanged the entry during the read
                 record, is_sealed = found or (None, True)
                 why = "" if record is None or self.accepts_foreign else _foreign(folder, record)
                 if why:  # left in place for the operator
@@ -140,7 +140,8 @@ class Store:
         return record
 
     def read(self, key: str) -> EngineRecord | None:
-        """Read the record of an engine from disk, because another process may have changed it; None if missing."""
+        """Read the record of an engine from disk, because another process may have changed it; None if missing or
+        damaged."""
         found = _read(self.engines / key)
         return found[0] if found is not None else None
 
@@ -286,8 +287,7 @@ def _read(folder: Path) -> tuple[EngineRecord, bool] | None:
     try:
         if place.stat().st_size > _LARGEST_RECORD:
             return None
-        # Old records have no digest. They are accepted, because building an engine takes too long to discard it for
-        # this.
+        # Old records have no digest. They are accepted, because building the engines again would take too long.
         data = read_regular(place)
         record = sealed.unseal(data, EngineRecord, unsealed=True)
         sizes = {name: (folder / name).stat().st_size for name in record.files}

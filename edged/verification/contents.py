@@ -1,5 +1,5 @@
-"""Compares what an engine and the reference recognise in a picture as a whole (`Content`), such as classes or a depth
-map. Pure: outputs in, a figure (a measured difference or similarity) out.
+"""Compares the contents (`Content`: classes, a depth map and others, for a whole picture) that an engine and the
+reference return. Pure: outputs in, a figure (a measured difference or similarity) out.
 
 `edged.verification.standard.Tolerance` describes each figure.
 """

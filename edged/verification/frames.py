@@ -253,7 +253,7 @@ class FrameJudge:
         )
 
     def _difference(self, figures: Mapping[str, float], classes: Iterable[Tally], cameras: Iterable[Tally]) -> str:
-        """Return which figures are beyond their bounds; empty if none is."""
+        """Return which figures are beyond their bounds; empty if all figures are within their bounds."""
         reasons = [beyond(figure, figures[figure], self._tolerance) for figure in ON_FRAMES if figure in figures]
         wide = _widened(self._tolerance)
         for kind, tallies in (("class", classes), ("camera", cameras)):
@@ -285,7 +285,7 @@ def _tallies(counts: Iterable[tuple[str, _Count]], has_boxes: bool) -> tuple[Tal
 def _of_classes(ours: Classes, theirs: Content | None) -> tuple[_Count, dict[int, _Count]]:
     """Return the counts of one picture, and those of its classes. The picture counts as one object, which is the best
     class of the reference (`ours`). If that class is among the best five of the engine (`theirs`), `top5` is 1,
-    otherwise 0."""
+    otherwise 0; models with at most five classes have no `top5`."""
     frame = _Count()
     if not ours.class_ids:
         return frame, {}

@@ -353,7 +353,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def _same(one: Array, other: Array) -> bool:
-    """Whether an output is the same, up to rounding, in two runs of the reference. Random outputs are not compared."""
+    """Whether an output is the same, up to rounding, in two runs of the reference. If not, it is not compared."""
     if one.shape != other.shape:
         return False
     if one.dtype.kind != "f":

@@ -1,10 +1,10 @@
 """How far two correct answers to one probe may differ. Pure.
 
 Two runtimes add numbers in different orders and approximate functions differently, so their answers differ in the last
-bits. To measure how much that is for a model, the reference runs again with every input moved by one step of its type
+bits. To measure this difference for a model, the reference runs again with every input moved by one step of its type
 (`nudged`). This does not measure how accurate a runtime's functions are. A function such as Sigmoid is approximated,
-and its tiny values may be as inaccurate as its large values. ONNX Runtime's Sigmoid is off by 9e-8 even if its value
-is 1e-9. OpenVINO's Softplus is off by 8e-6 even if its value is 1e-30.
+and its tiny values may be as inaccurate as its large values. ONNX Runtime's Sigmoid is off by 9e-8 even if its value is
+1e-9. OpenVINO's Softplus is off by 8e-6 even if its value is 1e-30.
 
 So the noise of an element has a lower limit, which is one step of float32 at the larger of two values. One is the
 largest value of the element's row or of its column in all probes, whichever is smaller. The other is the largest value

@@ -172,8 +172,8 @@ def read_sample(path: Path, content: str = "") -> Image:
 
 
 def sample_content(path: Path, content: str = "") -> bytes:
-    """Return the bytes of a user's sample. Raises InvalidInput if the file cannot be read or is too large. If `content`
-    is given, raises Superseded if the file cannot be read or has another SHA-256."""
+    """Return the bytes of a user's sample. Raises InvalidInput if the file is too large, or cannot be read. If
+    `content` is given, raises Superseded instead if the file cannot be read or has another SHA-256."""
     try:
         encoded = read_regular(path)
     except OSError as error:

@@ -27,7 +27,8 @@ _MOST_OFFERED = 4096
 class Comparison(msgspec.Struct, frozen=True):
     """How well a served answer agrees with the reference's answer. `figures` has measured values under the names in
     `standard.Tolerance`; it is empty if there is nothing to compare. `common` counts the detections that both answers
-    have. `shift` is the mean, over these detections, of the served score minus the reference's score."""
+    have; it is 1 for contents. `shift` is the mean of the served score minus the reference's score over these
+    detections."""
 
     figures: dict[str, float] = {}
     common: int = 0

@@ -55,7 +55,7 @@ class Tolerance(msgspec.Struct, frozen=True):
     recall: float  # at least: share of the reference's detections that the engine has too, matched one to one
     precision: float  # at least: share of the engine's detections that the reference has too
     recall_75: float  # at least: as `recall`, at an IoU of 0.75 instead of 0.5
-    precision_75: float  # at least
+    precision_75: float  # at least: as `precision`, at an IoU of 0.75 instead of 0.5
     score_drift: float  # at most: mean difference between the scores of a matched detection, or of the best class
     masks: float  # at least: mean IoU of the masks of matched detections
     keypoints: float  # at least: mean similarity of the keypoints of matched detections
@@ -249,9 +249,9 @@ def tolerance(
 ) -> Tolerance:
     """Return how far an engine may differ from the reference. `arithmetic` is the precision of the model as exported.
 
-    If the model's setting `precisions` does not name `precision`, the bounds for detections and classes are those of
-    `arithmetic`. If the setting names `precision`, and the engine is judged on frames of cameras, the bounds for its
-    raw outputs are very wide.
+    If the model's setting `precisions` does not name `precision`, the bounds for decoded answers (`DECODED`) and on
+    frames (`ON_FRAMES`) are those of `arithmetic`. If the setting names `precision`, and the engine is judged on frames
+    of cameras, the bounds for its raw outputs are very wide. Bounds in the settings (`verify.`) replace these bounds.
     """
     found = TOLERANCES[coarser(precision, arithmetic)]
     if precision not in (model_settings.precisions(settings) or ()):

@@ -149,7 +149,7 @@ def calibration_digest(
     recognition: Recognition, samples: Sequence[str], digest_of: Callable[[str], str] = content, collection: str = ""
 ) -> str:
     """Return a digest (12 hexadecimal digits) of everything that calibration depends on, except the model. `samples`
-    are paths; `collection` is the id of the model's collected frames, empty if there are none.
+    are paths; `collection` is the id of the model's collected frames; empty if no frames are collected.
 
     Return an empty text for a model that takes no pictures, because such a model cannot be calibrated.
     """
