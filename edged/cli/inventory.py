@@ -1,14 +1,14 @@
 """Reads an inventory: a TOML file with boxes that commands can call, by name and group.
 
     [defaults]
-    ca = "ca.pem"                     # paths are relative to the file
+    ca = "ca.pem"                     # paths are relative to the file's folder
     token_file = "token"
 
     [boxes.dock1]
     target = "tls:dock1.example:8001"
     groups = ["dock", "north"]
 
-Secrets are in separate files. If neither a box nor the defaults set a credential, it is read from the environment.
+Secrets are in separate files. The environment supplies credentials that neither a box nor the defaults set.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _progress(found: FrameCollection) -> str:
 def _state(found: FrameCollection) -> str:
     if found.state != "collecting":
         return found.state
-    spent_s = min(found.spent_s, found.over_s)  # the last frames are examined after the time
+    spent_s = min(found.spent_s, found.over_s)  # the daemon examines the last frames after the end of the time
     return f"collecting for {formatting.span(spent_s)} of {formatting.span(found.over_s)}"
 
 

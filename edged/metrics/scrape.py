@@ -107,7 +107,7 @@ class Scraper:
         self._lock = asyncio.Lock()
 
     async def scrape(self, accept: str, compressed: bool) -> tuple[bytes, str]:
-        """Return the metrics as text, and the content type, which depends on the request's `Accept` header."""
+        """Return the metrics as text (with gzip if `compressed`), and the content type, which depends on `accept`."""
         async with self._lock:
             readings = await asyncio.to_thread(self._sensors.read)
             samples = self._gathered()

@@ -40,11 +40,11 @@ class Rules(msgspec.Struct, frozen=True):
     factors: dict[str, float] = {}
 
     def broken(self, before: Figures, after: Figures) -> str:
-        """Return the first rule that a box breaks, as a text; empty if it breaks none. An unknown figure breaks no
-        rule."""
+        """Return the first rule that a box breaks, as a text; empty if the box breaks no rule. An unknown figure breaks
+        no rule."""
         if self.alarms and (new := [each for about, each in after.alarms.items() if about not in before.alarms]):
             return f"a new alarm: {new[0]}"
-        # A model that is replaced counts from 0 again.
+        # The daemon counts the failures of a replaced model from 0 again.
         failed = after.failed - before.failed if after.failed >= before.failed else after.failed
         if self.failures and failed:
             return f"{failed} requests failed"
