@@ -75,8 +75,7 @@ def harmless(text: str) -> str:
 
 
 class DataConsole(Console):
-    """A console that prints texts literally, also in tables. It interprets no markup and no emoji codes, and escapes
-    control characters."""
+    """A console that prints texts literally, also in tables: no markup, no emoji codes, escaped control characters."""
 
     def on_broken_pipe(self) -> None:
         """Re-raise the current BrokenPipeError; the decorator `command` sets the exit status."""
@@ -174,8 +173,7 @@ def refused_by_system(error: OSError, what: object = None) -> str:
 
 
 def show(renderable: RenderableType) -> None:
-    """Print a table or text on standard output. If standard output is not a terminal, lines are neither cut nor
-    wrapped."""
+    """Print a table or text on standard output. Without a terminal, no line is cut or wrapped."""
     if out.is_terminal:
         out.print(renderable, soft_wrap=isinstance(renderable, str))
         return

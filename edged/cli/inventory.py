@@ -116,8 +116,7 @@ def load(path: Path) -> Inventory:
 
 
 def _parsed(plain: object, folder: Path) -> Inventory:
-    """Convert decoded TOML to an inventory. Relative paths start at `folder`. Raises ConfigError if a value is
-    invalid."""
+    """Convert decoded TOML to an inventory. Relative paths start at `folder`. Raises ConfigError for invalid values."""
     file = _typed(plain, _File, "the file")
     defaults = _typed(file.defaults, Defaults, "[defaults]")
     boxes = tuple(_box(name, given, defaults, folder) for name, given in file.boxes.items())

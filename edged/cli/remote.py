@@ -249,8 +249,7 @@ def run_on_fleet(
 
 
 def print_summary(ended: Mapping[str, str], boxes: Sequence[Box], json: bool) -> None:
-    """Print how many boxes are done, and why the others failed; print nothing with `json`. Exit with status 1 if any
-    box failed."""
+    """Print how many boxes are done and why the others failed (not with `json`). Exit with status 1 if any failed."""
     failed = {box.name: ended[box.name] for box in boxes if ended[box.name]}
     if not json:
         common.say(f"{len(ended) - len(failed)} of {len(boxes)} boxes done")

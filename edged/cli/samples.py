@@ -95,7 +95,7 @@ def stop(model: _Model, targets: Targets = DEFAULT_TARGETS, json: common.Json = 
 def remove(model: _Model, targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """Delete all frames of a model.
 
-    int8 engines are made again, calibrated as for a model without frames.
+    int8 engines are built again, with the calibration of a model without frames.
     """
     command: RemoteCommand[str] = RemoteCommand(
         call=lambda client: client.remove_frames(model) or model,

@@ -18,8 +18,8 @@ _ENDED = ("ready", "serving", "failed", "rejected", "unsuitable", "quarantined",
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A model that serves on a box, and its engine. `speed` is a multiple of the reference's speed. `model` is empty if
-    no model was added."""
+    """A model that serves on a box, and its engine. `speed` is a multiple of the reference's speed. If no model was
+    added, `model` is empty."""
 
     model: str = ""
     backend: str = ""

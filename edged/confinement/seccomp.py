@@ -181,8 +181,7 @@ def no_new_privileges() -> None:
 
 
 def filter_of(machine: str, pid: int) -> bytes:
-    """Return the BPF program for a machine. `pid` is the confined process, which may send signals only to itself.
-    Pure."""
+    """Return the BPF program for a machine. `pid` is the confined process, which may signal only itself. Pure."""
     column, architecture = _MACHINES[machine]
     code = [
         _operation(_LOAD, _ARCHITECTURE),

@@ -46,7 +46,7 @@ class Life:
         return next((engine for engine in self.engines if engine.key == key), None)
 
     def answer(self, key: str, now: float) -> None:
-        """Record that an engine answered."""
+        """Record that the engine with this key answered at `now`."""
         self.first_by.setdefault(key, now)
 
     def look(self, model: ModelInfo | None, engines: Iterable[EngineInfo], now: float) -> None:
@@ -80,8 +80,7 @@ def title(engine: EngineInfo) -> str:
 
 
 def cosine(engine: EngineInfo) -> float | None:
-    """Return the cosine similarity of an engine's answers to the reference's, -1..1; None if the engine was not
-    verified."""
+    """Return the cosine similarity, -1..1, of an engine's answers to the reference's; None without verification."""
     return engine.verdict.figures.get("cosine") if engine.verdict else None
 
 

@@ -144,8 +144,8 @@ def _json(report: BoxReport) -> str:
 
 
 def read(text: str) -> BoxReport:
-    """Read a report from its file, or from its JSON alone. Raises InvalidInput if the text is not a report or lacks
-    fields."""
+    """Read a report from the text of its file, or from its JSON alone. Raises InvalidInput if the report is incomplete
+    or has another format."""
     block = _BLOCK.search(text)
     try:
         found = msgspec.json.decode(block[1] if block else text, type=ready(BoxReport))

@@ -146,8 +146,7 @@ _ENDING_SECONDS = 15.0  # how long cancelled children may take to end
 
 class Step(msgspec.Struct, frozen=True):
     """One step of an examination. `ask` returns any number of checks. If `ask` fails or runs for longer than `seconds`,
-    the step results in a single check with `name`, `subject` and the result unknown. Only two heavy steps run at a
-    time."""
+    the step results in one check with `name`, `subject` and the result unknown. At most two heavy steps run at once."""
 
     name: Name
     subject: str

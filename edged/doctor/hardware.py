@@ -111,7 +111,7 @@ def _tensorrt(facts: Mapping[str, str]) -> Iterator[Check]:
 
 
 class User(msgspec.Struct, frozen=True):
-    """The user that runs edged."""
+    """A user with the effective user id and all group ids of a process that runs edged."""
 
     uid: int
     gids: frozenset[int]

@@ -103,7 +103,7 @@ def _used_mb(root: Root) -> int:
 
 
 def kernel(root: Root) -> Iterator[Check]:
-    """Check the kernel settings that can be read."""
+    """Check the sysctl settings in `_BAD_VALUES` and `_LEAST_VALUES`, as far as they can be read."""
     known = {}
     for name in (*_BAD_VALUES, *_LEAST_VALUES):
         text = (root.read(f"proc/sys/{name.replace('.', '/')}") or "").strip()

@@ -222,8 +222,7 @@ def _renewed(reference: Reference, source: Source) -> Source:
 
 @contextlib.contextmanager
 def _scratch(place: Path) -> Iterator[Path]:
-    """Yield a folder that is removed at the end. Raises OutOfSpace, DiskFailing or Refused if a file cannot be
-    stored."""
+    """Yield a folder that is removed at the end. Raises OutOfSpace, DiskFailing or Refused if storing a file fails."""
     try:
         with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as folder:
             yield Path(folder)

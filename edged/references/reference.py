@@ -36,8 +36,7 @@ class Reference(NamedTuple):
 
 
 def parse(text: str) -> Reference | None:
-    """Parse an argument. Return None if the argument is a path. Raises InvalidInput for a reference that cannot be
-    used."""
+    """Parse an argument. Return None for a path. Raises InvalidInput for a reference that cannot be used."""
     found = _FORM.fullmatch(text)
     if found is None:
         if _URL.match(text):
