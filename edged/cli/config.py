@@ -49,7 +49,7 @@ def init(
 def check(file: _File = None) -> None:
     """Check a configuration and print one line for each mistake.
 
-    It also checks the environment variables, and whether the user who runs it may use the paths and addresses.
+    It also checks the environment variables, and whether your user may use the paths and addresses.
 
     Exit status: 0 no mistakes, 2 mistakes.
     """

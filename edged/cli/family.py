@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TEMPLATE, _ENDING = "family_template", ".in"
 _PREFIX = "edged-family-"
 _LONGEST_NAME = 40  # the lines of the template stay short enough
-# Folder of the template -> folder of a project. The Debian package omits folders with the name `tests`.
+# Folder of the template -> folder of a project. The Debian package would omit a folder of the template named `tests`.
 _FOLDERS = {"package": "@MODULE@", "checks": "tests"}
 
 

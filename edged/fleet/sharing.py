@@ -243,7 +243,7 @@ class EngineSharing:
         except EdgedError as error:
             self._failed(link, error)
             return Turn()
-        if leases is not self._leases:  # the store was changed meanwhile: a renewal in the old store would never end
+        if leases is not self._leases:  # reconfigured meanwhile: nothing would end renewals by the old object
             return Turn()
         self._writing.worked()
         self._waiting.pop(name, None)

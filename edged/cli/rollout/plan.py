@@ -90,7 +90,7 @@ def waves(boxes: Sequence[str], canary: int, then: str) -> tuple[tuple[str, ...]
 
 
 def unknown(rules: Rules, before: Mapping[str, Figures]) -> tuple[str, ...]:
-    """Return a line for each rule that is not applied to some boxes, because their figure before it is unknown."""
+    """Return a line for each rule that is not applied to some boxes: their figure before the change is unknown."""
     lines = []
     for figure in rules.factors:
         if lost := [box for box, figures in before.items() if not _value(figures, figure)]:
