@@ -47,7 +47,7 @@ def _daemon(folder: Path, name: str, model: Path, page: str) -> DaemonProcess:
             *("--state", str(folder / "state"), "--cache", str(folder / "cache")),
         ],
         folder,
-        # TMPDIR: the temporary files of a killed daemon are removed with the scratch folder. XDG_CONFIG_HOME: the daemon
+        # TMPDIR: temporary files of a killed daemon are removed with the scratch folder. XDG_CONFIG_HOME: the daemon
         # must not read the user's configuration.
         {**os.environ, "TMPDIR": str(temporary), "XDG_CONFIG_HOME": str(folder), "EDGED_PAGE_LISTEN": page},
     )
