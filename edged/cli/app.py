@@ -16,7 +16,7 @@ _Command: TypeAlias = Callable[..., None]
 
 
 def _function(module: str, name: str) -> Callable[[], _Command]:
-    """Return a function that imports and returns a command."""
+    """Return a function that imports `edged.cli.MODULE` and returns its function `name`, which is a command."""
 
     def load() -> _Command:
         found: _Command = getattr(import_module(f"edged.cli.{module}"), name)
@@ -34,7 +34,7 @@ def _command(function: _Command) -> _Command:
 
 def _group(name: str, text: str | None, *functions: _Command, callback: _Command | None = None) -> typer.Typer:
     """Return a typer group with one command for each function. A command has the name of its function, without a
-    trailing `_`. If the user gives only the group's name, `callback` runs."""
+    trailing `_`. `callback` runs if the user gives only the group's name; without a callback, typer shows the help."""
     options: dict[str, Any] = {"help": text, "epilog": epilog(name), "invoke_without_command": callback is not None}
     group = typer.Typer(no_args_is_help=callback is None, **options)
     group.callback()(_command(callback) if callback else lambda: None)
@@ -169,8 +169,8 @@ def _typer(**options: Any) -> typer.Typer:
 
 
 class _Commands(TyperGroup):
-    """All commands, in the order of `_COMMANDS`. Looking up a known command imports only that command's module. The
-    help and an unknown command name import all modules."""
+    """All commands, in the order of `_COMMANDS`. Looking up a known command imports only that command's module. Showing
+    the help, or looking up an unknown command, imports the modules of all commands."""
 
     def list_commands(self, ctx: object) -> list[str]:
         return list(_COMMANDS)

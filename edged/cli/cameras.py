@@ -81,8 +81,8 @@ def set_(
 ) -> None:
     """Change settings of a camera; KEY= resets a setting.
 
-    The camera starts again with the new settings; other cameras continue. This command cannot change a camera of the
-    daemon's configuration file. For such a camera, change the file.
+    The camera starts again with the new settings; other cameras continue. To change a camera that the daemon's
+    configuration file defines, change the file instead.
 
     \b
     edged cameras set hall max_fps=5 rotation=90

@@ -39,7 +39,7 @@ def chat(
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
-    """Ask a language model; print the answer as it is generated. Ctrl-C ends it.
+    """Ask a language model; print the answer as it is generated. Ctrl-C ends the answer.
 
     edged chat qwen "Is a person at the gate?" --picture gate.jpg --schema person.json
     """

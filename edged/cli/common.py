@@ -75,8 +75,7 @@ def harmless(text: str) -> str:
 
 
 class DataConsole(Console):
-    """A console that prints texts literally, also in tables. It interprets no markup and no emoji codes, and escapes
-    control characters."""
+    """A console that prints texts literally, also in tables: no markup, no emoji codes, escaped control characters."""
 
     def on_broken_pipe(self) -> None:
         """Re-raise the current BrokenPipeError; the decorator `command` sets the exit status."""
@@ -97,8 +96,8 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
     An EdgedError prints one line on stderr, and with --json also JSON on stdout. The status is 2 if the arguments, the
     settings or the model are wrong, otherwise 1. An OSError prints one line; the status is 1. After Ctrl-C, SIGTERM or
-    SIGHUP the command first cleans up; the status is then 130, 143 or 129. If the output's reader has closed the pipe,
-    nothing is printed; the status is 141.
+    SIGHUP the command first cleans up; the status is then 130, 143 or 129. If the reader of standard output has closed
+    the pipe, no error is printed; the status is 141.
     """
 
     @functools.wraps(function)
@@ -152,7 +151,8 @@ def parse_duration(text: str) -> float:
 def _unwind_on_sigterm() -> None:
     """Let SIGTERM and SIGHUP raise SystemExit, so that the command stops its children and removes temporary folders.
 
-    A signal that is already handled or ignored (nohup) is left alone. A command can set other handlers later.
+    This function does not change a signal that is already handled, or ignored (nohup). A command can set other handlers
+    later.
     """
     if threading.current_thread() is not threading.main_thread():
         return  # in a test
@@ -166,15 +166,14 @@ def _exit(number: int, _: object) -> NoReturn:
 
 
 def refused_by_system(error: OSError, what: object = None) -> str:
-    """Return one line about a system error: the name of the file or folder that cannot be used, and the reason. The
-    name is `what`, or by default the error's file. Without a name, the line has only the reason."""
+    """Return one line about a system error: the file or folder that cannot be used, and the reason. The file or folder
+    is `what`, or by default the error's file. If both are missing, the line has only the reason."""
     name, why = what or error.filename, error.strerror or str(error) or type(error).__name__
     return f"cannot use {os.fsdecode(name) if isinstance(name, bytes) else name}: {why}" if name else why
 
 
 def show(renderable: RenderableType) -> None:
-    """Print a table or text on standard output. If standard output is not a terminal, the width is not limited, so that
-    nothing is cut."""
+    """Print a table or text on standard output. Without a terminal, no line is cut or wrapped."""
     if out.is_terminal:
         out.print(renderable, soft_wrap=isinstance(renderable, str))
         return

@@ -49,7 +49,7 @@ def init(
 def check(file: _File = None) -> None:
     """Check a configuration and print one line for each mistake.
 
-    It also checks this command's environment variables, and whether this user may use the paths and addresses.
+    It also checks the environment variables, and whether your user may use the paths and addresses.
 
     Exit status: 0 no mistakes, 2 mistakes.
     """
@@ -96,7 +96,8 @@ def show(
 
 def read_usual(file: Path | None = None) -> tuple[Reading, str]:
     """Read a configuration file and the environment. Return the result, and the file's name for messages. The default
-    file is the one that edged serve or the service reads. If this file is missing, only the environment is read."""
+    file is the one that edged serve or the service reads. If the default file is missing, read only the environment,
+    and return a text that says so instead of the name."""
     from edged import config as configuration
 
     own = paths.default_config()
@@ -138,7 +139,7 @@ def _write(path: Path, data: bytes, force: bool) -> None:
         else:
             _write_new(path, data)
         if os.geteuid() == 0:
-            # The service is not root; a replaced file keeps its owner.
+            # The service, which is not root, reads a new file through its group. A replaced file keeps its owner.
             owner, members = (before.st_uid, before.st_gid) if before is not None else (0, _group())
             os.chown(path, owner, members)
     except OSError as error:

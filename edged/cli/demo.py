@@ -45,10 +45,10 @@ def demo(
 
     Starts a daemon in a temporary folder, streams cameras through it, and prints what happens.
 
-    The daemon answers at once, builds and verifies faster engines, swaps them in, is restarted, and finds its engine in
-    the store. A page in the browser shows the cameras meanwhile. The demo waits for engines that are still being built,
-    up to three minutes longer than --seconds. Only the files named by --json and --snapshot are kept. Exit status: 0
-    all checks passed, or could not finish in time; 1 a check failed.
+    The daemon answers at once, builds and verifies faster engines, and swaps them in. Then the daemon is restarted, and
+    finds its engine in the store. The demo prints the address of a page that shows the daemon in a browser. The demo
+    waits for engines that are still being built, up to three minutes longer than --seconds. Only the files of --json
+    and --snapshot are kept. Exit status: 0 no check failed (some may not have finished in time), 1 a check failed.
     """
     from edged.demo.runner import Plan
     from edged.demo.view import render

@@ -86,7 +86,7 @@ def check_options(
 
     settings = configuration.load(config, os.environ)
     is_named = bool(target or os.environ.get("EDGED_TARGET", "").strip())
-    # If the user names folders and no daemon, no daemon is asked, as in every other command.
+    # If the user names folders but no --target, no daemon is asked, even if EDGED_TARGET is set.
     asks = bool(target) or not (state or cache)
     listened = next((each for each in settings.listen if each.startswith("unix:")), None)
     folder = state or _folder(settings.state, paths.default_state_dir())

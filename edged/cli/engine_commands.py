@@ -162,8 +162,8 @@ def _order(
     """Send a command to the daemons. With `follow`, show the progress until all engines are done. Ctrl-C ends only the
     display, not the work.
 
-    `verb` and `done` are words for messages, such as "rebuild" and "rebuilt". With `follow`, raises EdgedError if any
-    engine did not succeed. With several boxes, prints a summary and exits with status 1 instead.
+    `verb` and `done` are words for messages, such as "rebuild" and "rebuilt". If an engine does not succeed while
+    `follow` is set, raises EdgedError for a single box, and exits with status 1 for several boxes.
     """
     command: RemoteCommand[list[EngineProgress]] = RemoteCommand(
         call=lambda client: list(order(client)),
@@ -229,8 +229,8 @@ def _follow_fleet(
 
 
 def _trouble(engines: Collection[EngineProgress], done: str) -> str:
-    """Return a line about the engines that did not succeed; an empty text if all did. `done` is a word for the line,
-    such as "rebuilt"."""
+    """Return a line about the engines that did not succeed; an empty text if all succeeded. `done` is a word for the
+    line, such as "rebuilt"."""
     wrong = [engine for engine in engines if not engine.succeeded]
     if not wrong:
         return ""
@@ -249,8 +249,8 @@ def _display(json: bool) -> contextlib.AbstractContextManager[_Show]:
 
 
 def _print_outcomes(box: str, lines: Iterable[object], engines: Sequence[EngineProgress]) -> None:
-    """Print `lines` if progress bars were shown, because the bars disappear at the end. `lines` are the outcomes of the
-    engines. If no engine was selected, `lines` say that nothing was done, and are always printed."""
+    """Print `lines`, the outcomes of `engines`, if progress bars were shown, because the bars disappear at the end.
+    Without engines, `lines` say that nothing was done, and are always printed."""
     if _draws() or not engines:
         for line in lines:
             common.show(_of(box, str(line)))

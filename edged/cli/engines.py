@@ -72,7 +72,7 @@ def why(
 ) -> None:
     """Explain why each engine of a model is used, rebuilt or missing.
 
-    It compares each engine's key with the nearest key in the store and names the parts that differ.
+    It compares each engine's key with the most similar key in the store and names the parts that differ.
     """
     command = RemoteCommand(
         call=lambda client: list(client.explain(model)),
@@ -146,7 +146,7 @@ def _write_private(place: Path, content: bytes) -> None:
 
 def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
     """Return the engine whose key begins with `start`, once for each model that has the engine: models with equal files
-    share engines. Raises NotFound if no key begins with `start`, EdgedError if several keys do."""
+    share engines. Raises NotFound if no key begins with `start`, EdgedError if several keys begin with it."""
     found = [engine for engine in engines if engine.key.startswith(start)]
     keys = sorted({engine.key for engine in found})
     if not keys:

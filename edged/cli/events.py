@@ -19,7 +19,7 @@ from edged.event_text import sentence
 if TYPE_CHECKING:
     from edged.client.client import Client
 
-_LONGEST = 19  # most digits of a number that surely fits into 64 bits
+_LONGEST = 19  # digits: every number with so many digits fits into the RPC's uint64
 
 
 def events(
@@ -33,7 +33,7 @@ def events(
     """Show what happened: builds, swaps, alarms, commands.
 
     With --json it prints one object per line. To resume, give `epoch` and `sequence` of the last event: --after
-    EPOCH:SEQUENCE. If the daemon was restarted since then, numbers begin again and all its events are shown.
+    EPOCH:SEQUENCE. After a restart of the daemon, the numbers begin again, and all events since the restart are shown.
     """
     epoch, number = position(after)
     if targets.is_fleet:
@@ -50,7 +50,7 @@ def events(
 
 
 def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
-    """Print events of several boxes as they arrive, each after its box's name."""
+    """Print events of several boxes as they arrive. Each line begins with the name of the box."""
 
     def work(client: Client, report: Callable[[EventInfo], None]) -> None:
         for event in client.events(follow=follow):

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _TEMPLATE, _ENDING = "family_template", ".in"
 _PREFIX = "edged-family-"
 _LONGEST_NAME = 40  # the lines of the template stay short enough
-# Folders of the template -> of a project. No folder of the template is called tests: the Debian package omits those.
+# Folder of the template -> folder of a project. The Debian package would omit a folder of the template named `tests`.
 _FOLDERS = {"package": "@MODULE@", "checks": "tests"}
 
 
 class Listed(msgspec.Struct, frozen=True):
     """A family for `edged family list`. `allowed` says whether the family's code may run. `problem` is the reason why
-    the family cannot be used, otherwise empty. edged loads only allowed families, so it does not find all problems of
-    other families."""
+    the family cannot be used, otherwise empty. edged loads only allowed families. Therefore the list does not show all
+    problems of other families."""
 
     family: str
     package: str

@@ -1,5 +1,5 @@
-"""`edged inspect --draw PICTURE --try-all`: shows what each family that accepts a model finds, as table rows and as one
-picture."""
+"""`edged inspect --draw PICTURE --try-all`: runs a model with each family that accepts it, and shows the findings as
+table rows and as one picture."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SUFFIXES = (".jpg", ".jpeg")
 
 
 class FamilySheet(msgspec.Struct, frozen=True):
-    """What each family that accepts a model finds in a picture. `families` has the settings and the findings of each
-    family, the likeliest first. `drawn` is the picture file with a tile for each family. If no family accepts the model
-    with the given settings, `drawn` is empty and `why` is the reason."""
+    """The findings of each family that accepts a model, in one picture. `families` has the settings and the findings of
+    each family, the likeliest first. `drawn` is the picture file with a tile for each family. If no family accepts the
+    model with the given settings, `drawn` is empty and `why` is the reason."""
 
     families: tuple[tuple[dict[str, str], TriedFamily], ...]
     drawn: str
@@ -65,10 +65,10 @@ def default_place(picture: Path, model: Path, out: Path | None) -> Path:
 def try_all(
     box: LocalBox, file: Path, settings: Mapping[str, str], admission: Admission, picture: Path, place: Path
 ) -> FamilySheet:
-    """Run an examined model on a picture with every family that accepts it. Write a picture with a tile for each family
-    to `place`.
+    """Run an examined model on a picture with every family that accepts it. Write a JPEG with a tile for each family to
+    `place`.
 
-    Raises the errors of `LocalBox.try_families`, and InvalidInput if the file cannot be written.
+    Raises the errors of `LocalBox.try_families`, and InvalidInput if `place` cannot be written.
     """
     compared = box.try_families(file, settings, admission, picture)
     if not compared.families:

@@ -32,9 +32,8 @@ def infer(
 ) -> None:
     """Send a picture or a sound to the daemon; print what it finds.
 
-    --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels. If the
-    answer is about the whole picture, the JSON has the fields of its kind, such as class_map or depth; see
-    docs/streaming.md.
+    --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels. An answer
+    about the whole picture has other fields, such as class_map or depth; see docs/streaming.md.
     """
     from edged.cli.sample_run import draw
     from edged.client.client import Client

@@ -1,4 +1,4 @@
-"""`edged inspect`: show what an ONNX file contains, and whether it can be served here."""
+"""`edged inspect`: shows the contents of an ONNX file, and whether the model can be served here."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def inspect(
 ) -> None:
     """Show an ONNX file, and whether this box can serve it.
 
-    It names the model family. For each installed backend it says whether the backend can serve the model, or why not.
+    The command names the model family, and says for each installed backend whether it can serve the model, or why not.
 
     --draw runs the model once, as edged would serve it, and draws what the model finds. If boxes are missing or in the
     wrong place, try other values of family, preprocess.* or thresholds.* with --set. Then give the same settings to
@@ -84,9 +84,9 @@ def inspect(
 
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
-    Like `edged models add`, this command reads settings from files next to the model. Such settings are the characters
-    of a text recogniser, and the token ids of prompts. If family is not set, the command also reads config.json of
-    Hugging Face or metadata.json of anomalib.
+    Like `edged models add`, this command reads files next to the model: the characters of a text recogniser, and the
+    tokenizer that encodes prompts. If family is not set, the command also reads config.json of Hugging Face or
+    metadata.json of anomalib.
 
     --convert shows the repairs that `edged models add --convert` would make. It also shows whether the repaired model
     gives the same answers, and whether it can be served. The repaired model is not kept.
@@ -199,7 +199,7 @@ def _show_ensemble(file: Path, info: ModelInfo, json: bool) -> None:
 
 
 def _refuse(file: Path, error: EdgedError, json: bool) -> None:
-    """Show why a file that could not be examined is refused."""
+    """Print the error of a file that could not be examined: a line on standard error, or fields for --json."""
     if not json:
         common.say(f"edged: {error}")
         return

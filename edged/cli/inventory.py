@@ -1,14 +1,14 @@
 """Reads an inventory: a TOML file with boxes that commands can call, by name and group.
 
     [defaults]
-    ca = "ca.pem"                     # paths are relative to the file
+    ca = "ca.pem"                     # paths are relative to the file's folder
     token_file = "token"
 
     [boxes.dock1]
     target = "tls:dock1.example:8001"
     groups = ["dock", "north"]
 
-Secrets are in separate files. If neither a box nor the defaults set a credential, it is read from the environment.
+Secrets are in separate files. The environment supplies credentials that neither a box nor the defaults set.
 """
 
 from __future__ import annotations
@@ -116,8 +116,7 @@ def load(path: Path) -> Inventory:
 
 
 def _parsed(plain: object, folder: Path) -> Inventory:
-    """Convert decoded TOML to an inventory. Relative paths start at `folder`. Raises ConfigError if a value is
-    invalid."""
+    """Convert decoded TOML to an inventory. Relative paths start at `folder`. Raises ConfigError for invalid values."""
     file = _typed(plain, _File, "the file")
     defaults = _typed(file.defaults, Defaults, "[defaults]")
     boxes = tuple(_box(name, given, defaults, folder) for name, given in file.boxes.items())

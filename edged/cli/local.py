@@ -138,7 +138,7 @@ class LocalBox:
         root = self.repository.root
         with _using(root.parent):
             root.mkdir(parents=True, exist_ok=True, mode=0o750)
-            # A temporary folder in the folder of models, whose disk must have room; the next start removes leftovers.
+            # On the disk of the models, so that `add` can move the files. The next start of a daemon removes leftovers.
             with tempfile.TemporaryDirectory(prefix=".adding-", dir=root) as folder, self._examiner() as builder:
                 unique = "" if replace else name
                 repaired = self._repaired(file, Path(folder), settings, options, tuple(pictures.values()), unique)
@@ -321,7 +321,7 @@ async def _read(builder: Builder, entry: ModelEntry) -> Model:
 
 @contextlib.contextmanager
 def _using(folder: Path) -> Iterator[None]:
-    """Convert an OSError to an EdgedError; its message names `folder`, not the file in it."""
+    """Convert an OSError to an EdgedError whose message names `folder`, not the file in the folder."""
     try:
         yield
     except OSError as error:

@@ -38,7 +38,7 @@ def logs(
     words += ["--since", since] if since else ["--lines", str(lines)]
     words += ["--follow"] if follow else []
     words += [f"EDGED_{key}={value}" for key, value in (("MODEL", model), ("CAMERA", camera)) if value]
-    os.execv(journal, words)  # noqa: S606 (its pager, its colours, and its Ctrl-C)
+    os.execv(journal, words)  # noqa: S606 (journalctl then has its own pager, colours and Ctrl-C)
 
 
 def _is_installed() -> bool:

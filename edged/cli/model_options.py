@@ -88,8 +88,8 @@ def source_lines(local: Local) -> tuple[str, ...]:
 
 
 def with_token_ids(settings: dict[str, str], folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the settings with the token ids of new prompts, and a line that shows them. `folder` has the tokenizer of
-    the model. Raises ConfigError if a prompt cannot be encoded."""
+    """Return the settings with the token ids of the prompts. If ids were added, also return a line that shows them.
+    `folder` has the tokenizer of the model. Raises ConfigError if a prompt cannot be encoded."""
     if PROMPTS not in settings:
         return settings, ()
     from edged.engines import prompts  # starts children

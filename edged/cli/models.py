@@ -1,4 +1,4 @@
-"""`edged models`: list, show, add and remove models."""
+"""`edged models`: list, show, add, change, remove and restore models."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def _precision(model: ModelInfo) -> str:
 
 
 def _state(model: ModelInfo) -> str:
-    """Return the model's state; it is degraded if it serves while alarms are raised."""
+    """Return the model's state. The state of a ready model with alarms ends with `, degraded`."""
     return f"{model.state}, degraded" if model.state == "ready" and model.alarms else model.state
 
 

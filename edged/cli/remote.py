@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edged.client.client import Client
 
 AT_ONCE = 8
-_MAX_QUEUED = 1000  # most updates that wait to be shown; threads that receive more wait
+_MAX_QUEUED = 1000  # updates that wait to be shown; while the queue is full, the threads that receive updates block
 
 Update = TypeVar("Update")
 Answer = TypeVar("Answer")
@@ -249,7 +249,7 @@ def run_on_fleet(
 
 
 def print_summary(ended: Mapping[str, str], boxes: Sequence[Box], json: bool) -> None:
-    """Print the summary of a fleet; exit with status 1 if any box failed."""
+    """Print how many boxes are done and why the others failed (not with `json`). Exit with status 1 if any failed."""
     failed = {box.name: ended[box.name] for box in boxes if ended[box.name]}
     if not json:
         common.say(f"{len(ended) - len(failed)} of {len(boxes)} boxes done")

@@ -52,8 +52,8 @@ class PictureResult(msgspec.Struct, frozen=True):
     """A model's answer for one picture. `drawn` is the annotated file; it is empty for a model of unknown family.
 
     `found` has the detections as Roboflow's JSON, and `counts` the number of detections of each label, the most
-    frequent label first. If the answer is about the whole picture, `found` is None. `content` then has lines about the
-    answer, the most important first.
+    frequent label first. `found` is None if the answer is about the whole picture, or if the family is unknown.
+    `content` has lines about an answer for the whole picture, the most important first.
     """
 
     backend: str
@@ -103,7 +103,7 @@ def run_on_picture(
     families: tuple[str, ...] = (),
 ) -> PictureResult:
     """Open the model as edged would serve it, without building engines, and run it once. `family` is the model's
-    family, None if unknown; then nothing is drawn. `families` are as in `edged.load`.
+    family; if it is None, nothing is drawn. `families` are as in `edged.load`.
 
     Raises the errors of `edged.load` and `LoadedModel.infer`, and EngineUnusable if the child crashes.
     """

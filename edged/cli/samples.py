@@ -95,7 +95,7 @@ def stop(model: _Model, targets: Targets = DEFAULT_TARGETS, json: common.Json = 
 def remove(model: _Model, targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """Delete all frames of a model.
 
-    int8 engines are made again, calibrated as for a model without frames.
+    int8 engines are built again, with the calibration of a model without frames.
     """
     command: RemoteCommand[str] = RemoteCommand(
         call=lambda client: client.remove_frames(model) or model,
@@ -123,7 +123,7 @@ def _progress(found: FrameCollection) -> str:
 def _state(found: FrameCollection) -> str:
     if found.state != "collecting":
         return found.state
-    spent_s = min(found.spent_s, found.over_s)  # the last frames are examined after the time
+    spent_s = min(found.spent_s, found.over_s)  # the daemon examines the last frames after the end of the time
     return f"collecting for {formatting.span(spent_s)} of {formatting.span(found.over_s)}"
 
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from edged.config.reading import Options
 
 _LOG = logging.getLogger("edged")
-# The longest time for which a thread that works on a large body holds the interpreter's lock. The event loop needs the
-# lock again after each system call: with Python's default of 5 ms it answered a camera five times as late.
+# The longest time for which a thread that works on a large body holds the GIL while the event loop waits for it. The
+# event loop needs the GIL again after each system call. With Python's default of 5 ms, a camera got its answers five
+# times as late.
 _SWITCH_SECONDS = 0.0005
 
 

@@ -18,8 +18,8 @@ _ENDED = ("ready", "serving", "failed", "rejected", "unsuitable", "quarantined",
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A model that serves on a box, and its engine. `speed` is a multiple of the reference's speed. `model` is empty if
-    no model was added."""
+    """A model that serves on a box, and its engine. `speed` is a multiple of the reference's speed. If no model was
+    added, `model` is empty."""
 
     model: str = ""
     backend: str = ""
@@ -31,11 +31,11 @@ class Served(msgspec.Struct, frozen=True):
 def wait_until_served(client: Client, name: str) -> Served:
     """Wait at most two hours until an engine of a model serves and no other engine of the model is being built.
 
-    While the daemon builds an engine of any model, absent engines of this model also prolong the wait. The reason is
-    that the daemon may build them next. Raises Refused if no engine of the model serves when the wait ends.
+    While the daemon builds an engine of any model, absent engines of this model also prolong the wait, because the
+    daemon may build them next. Raises Refused if no engine of the model serves when the wait ends.
     """
     end = time.monotonic() + _WAIT_S
-    settled = time.monotonic()  # the time since which no engine is under way
+    settled = time.monotonic()  # the last time when an engine was under way
     serving: EngineInfo | None = None
     while time.monotonic() < end:
         try:

@@ -111,7 +111,7 @@ def device(
 ) -> None:
     """Show facts about hardware, drivers and runtimes.
 
-    It shows this box, or with --target the daemon's box. A changed fact can make an engine invalid.
+    The facts are about this box, or with --target about the daemon's box. A changed fact can make an engine invalid.
     """
     if context.invoked_subcommand is not None:
         return

@@ -66,8 +66,8 @@ def new(
 ) -> None:
     """Make a certificate for a box or a client, and a CA if none exists.
 
-    Run it on one machine that you trust: anyone who has ca.key can make certificates for all your boxes. Copy only the
-    files that the command names to a box or client.
+    Run it on one machine that you trust: anyone who has ca.key can make certificates for all your boxes. To a box or
+    client, copy only the files that the command names for it.
 
     edged tls new dock-1 192.168.1.20
 
@@ -137,8 +137,8 @@ def _issue(scratch: Path, config: Path, name: str, days: int, section: str, ca: 
 
 
 def _publish(scratch: Path, certificate: Path) -> None:
-    """Put the key and the certificate into their folder. An interruption leaves no certificate, so that a certificate
-    never has another key, and a later run makes both."""
+    """Put the key and then the certificate into their folder. An interruption in between leaves no certificate.
+    Therefore a certificate never lies next to the wrong key, and the next run makes both again."""
     (scratch / "key").chmod(0o600)
     (scratch / "certificate").chmod(0o644)
     atomic.sync_tree(scratch)

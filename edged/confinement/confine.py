@@ -31,9 +31,10 @@ def lacking() -> tuple[str, ...]:
 
 
 def confine_files(reach: Reach) -> None:
-    """Apply the first step of the confinement, before any other thread exists and before the job is read. Refuse new
-    privileges, capabilities, files other than the job's, TCP (unless `reach.network`), and signals to other processes.
-    Raises Unconfined if this fails in the mode "enforce"."""
+    """Apply the first step of the confinement. Call this before any other thread exists and before the job is read.
+    Refuse new privileges, capabilities, files that `rules.allowed` does not list, TCP (unless `reach.network`), and
+    signals to other processes. Raises OSError if no_new_privs cannot be set, and Unconfined if another part fails in
+    the mode "enforce"."""
     if reach.scratch:
         os.environ["TMPDIR"] = reach.scratch
     if reach.mode == "off":
@@ -67,8 +68,8 @@ def refuse_calls(reach: Reach) -> None:
 
 
 def refuse_sockets(reach: Reach) -> None:
-    """Apply a weaker second step of the confinement, in a process that must start other programs: refuse only new
-    sockets. Raises Unconfined if this fails in the mode "enforce"."""
+    """Apply a weaker second step of the confinement, in a process that must start other programs: refuse only to create
+    and to connect sockets. Raises Unconfined if this fails in the mode "enforce"."""
     if reach.mode == "off":
         return
     try:
@@ -85,13 +86,14 @@ def everything(reach: Reach) -> None:
 
 
 def close_to_others() -> None:
-    """Deny other processes of this user access to this process's memory, environment and files, and disable its core
-    dump."""
+    """Deny other processes of this user access to this process's memory, environment and open files, and disable core
+    dumps of this process."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _failed(reach: Reach, what: str, error: OSError) -> None:
-    """Report that the kernel offers a restriction but could not apply it; the daemon logs this output."""
+    """Print that the kernel offers a restriction but could not apply it; the daemon logs this output. Raises Unconfined
+    in the mode "enforce"."""
     _require(reach, (f"{what} ({error.strerror})",))
     print(f"this process is not confined by {what}: {error.strerror}", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""Landlock: limits the files that this process and its threads may use; the kernel enforces it. Needs no privilege.
+"""Landlock: the kernel limits the use of files, TCP and signals by a thread and its later children. Needs no privilege.
 
 Format: include/uapi/linux/landlock.h; https://docs.kernel.org/userspace-api/landlock.html.
 """
@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every machine
-_VERSION = 1  # flag: return the ABI instead of a ruleset
+_VERSION = 1  # flag: return the version of the ABI instead of a ruleset
 _PATH_BENEATH = 1
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
@@ -22,7 +22,7 @@ _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 READ = _READ_FILE | _READ_DIR | _EXECUTE  # execution is needed to map libraries
 USE = _READ_FILE | _READ_DIR | _WRITE_FILE | _IOCTL_DEV  # rights on a device
-# Without REFER, which moves files between folders, and without special files.
+# Without REFER, the right to move files between folders, and without the rights to make devices, sockets and FIFOs.
 WRITE = READ | _WRITE_FILE | _TRUNCATE | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 12
 
 _TCP = 3  # bind and connect
@@ -52,7 +52,7 @@ def restrict(abi: int, allowed: Iterable[tuple[str, int]], *, tcp: bool = False)
     handled = _EXECUTE | _WRITE_FILE | _READ_FILE | _READ_DIR | _CHANGES
     handled |= (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0) | (_IOCTL_DEV if abi >= 5 else 0)
     attributes = struct.pack("=QQQ", handled, _TCP if abi >= 4 and not tcp else 0, _SCOPES if abi >= 6 else 0)
-    size = 8 if abi < 4 else 16 if abi < 6 else 24  # older kernels refuse a larger struct
+    size = 8 if abi < 4 else 16 if abi < 6 else 24  # of the struct in this version of the ABI
     ruleset = _call(_CREATE_RULESET, attributes[:size], size, 0)
     try:
         for path, rights in allowed:

@@ -160,7 +160,8 @@ def reach(
     network: bool = False,
     devices: Iterable[str] = (),
 ) -> Reach:
-    """Return the reach of a job that uses these files and folders; `scratch` is a folder for temporary files."""
+    """Return the reach of a job that uses these files and folders, in the current mode. `scratch` is the folder for
+    temporary files."""
     written = (*writes, scratch) if scratch else writes
     return Reach(_mode, tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(written)), scratch, network, tuple(devices))
 
@@ -182,8 +183,8 @@ def around(model: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def is_private(folder: str) -> bool:
-    """Whether a child must not use a whole folder, because it is or contains a home, a system folder or a private
-    file."""
+    """Whether a child must not use a whole folder, because the folder is or contains a home, a system folder or a
+    private file."""
     inside = os.path.join(os.path.realpath(folder), "")
     homes = (os.path.expanduser("~"), "/tmp", "/root", "/home", "/etc", "/var", "/dev/shm")  # noqa: S108 - kept out
     return any(os.path.join(path, "").startswith(inside) for path in (*_private, *homes))

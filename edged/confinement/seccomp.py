@@ -42,7 +42,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "rt_tgsigqueueinfo": (297, 240),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
-    # Calls that bypass this filter, or that open large parts of the kernel that runtimes do not need.
+    # Calls that bypass this filter, or that expose large parts of the kernel that runtimes do not need.
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -72,7 +72,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "open_tree_attr": (467, 467),
     "open_by_handle_at": (304, 265),
     "name_to_handle_at": (303, 264),
-    # The box.
+    # Calls that change the whole box.
     "kexec_load": (246, 104),
     "kexec_file_load": (320, 294),
     "init_module": (175, 105),
@@ -159,8 +159,8 @@ def refuse(program: bytes = b"") -> None:
     default program refuses the calls that the process does not need. Raises OSError if the kernel cannot install the
     program.
 
-    Needs no_new_privs or CAP_SYS_ADMIN. With the default program, open sockets stay usable, but new sockets can neither
-    be created nor connected.
+    Needs no_new_privs or CAP_SYS_ADMIN. With the default program, connected sockets stay usable, but the process cannot
+    create, connect or bind a socket, nor accept a connection.
     """
     machine = platform.machine()
     program = program or filter_of(machine, os.getpid())
@@ -181,8 +181,7 @@ def no_new_privileges() -> None:
 
 
 def filter_of(machine: str, pid: int) -> bytes:
-    """Return the BPF program for a machine. `pid` is the confined process, which may send signals only to itself.
-    Pure."""
+    """Return the BPF program for a machine. `pid` is the confined process, which may signal only itself. Pure."""
     column, architecture = _MACHINES[machine]
     code = [
         _operation(_LOAD, _ARCHITECTURE),
@@ -195,7 +194,7 @@ def filter_of(machine: str, pid: int) -> bytes:
         code += [_operation(_AT_LEAST, _X32, 0, 1), refusal]
     for _, number in calls(machine):
         code += [_operation(_EQUAL, number, 0, 1), refusal]
-    # Without clone3 the C library uses clone, whose flags the filter can check: it allows threads, not new processes.
+    # Without clone3 the C library uses clone. The filter can check the flags of clone: only new threads are allowed.
     code += [_operation(_EQUAL, _CLONE3[column], 0, 1), _operation(_RETURN, _ERRNO | errno.ENOSYS)]
     threads = [_operation(_SET, _NAMESPACES, 0, 1), refusal, _operation(_SET, _THREAD, 1, 0), refusal]
     code += _where(_CLONE[column], _FIRST, threads)
@@ -218,7 +217,7 @@ def filter_of(machine: str, pid: int) -> bytes:
 
 
 def without_sockets(machine: str) -> bytes:
-    """Return the BPF program that refuses new sockets, and io_uring, which could open sockets. Pure."""
+    """Return the BPF program that refuses to create and connect sockets, and io_uring, which could do both. Pure."""
     column, architecture = _MACHINES[machine]
     refusal = _operation(_RETURN, _ERRNO | errno.EPERM)
     code = [
@@ -237,7 +236,7 @@ def without_sockets(machine: str) -> bytes:
 
 
 def calls(machine: str) -> Iterator[tuple[str, int]]:
-    """Yield name and number of every call that is always refused."""
+    """Yield name and number of every call that is refused regardless of its arguments."""
     column, _ = _MACHINES[machine]
     for name, numbers in (_SOCKETS | _REFUSED).items():
         number = numbers[column]

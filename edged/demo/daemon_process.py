@@ -20,7 +20,7 @@ from pathlib import Path
 from edged.errors import EdgedError
 from edged.process import die_with_parent
 
-_START_S, _STOP_S = 300.0, 60.0  # seconds for a busy box
+_START_S, _STOP_S = 300.0, 60.0  # time limits, long enough for a busy box
 _POLL_S = 0.02
 _PORTS = range(8080, 8100)
 
@@ -62,8 +62,8 @@ class DaemonProcess:
             raise EdgedError(f"the daemon ended unexpectedly with status {code}{self._last_line()}")
 
     async def stop(self) -> None:
-        """Stop the daemon, wait up to a minute, and kill all processes of its session that remain. Raises EdgedError if
-        the daemon did not stop in time or failed."""
+        """Stop the daemon, wait up to a minute, and kill what remains of its process group. Raises EdgedError if the
+        daemon did not stop in time or failed."""
         code = self._child.poll()
         if code is None:
             self._child.terminate()
@@ -80,7 +80,7 @@ class DaemonProcess:
         return None
 
     def _sweep(self) -> None:
-        """Kill all processes of the daemon's session."""
+        """Kill the daemon's process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()

@@ -9,8 +9,8 @@ from edged.api_types import EngineInfo, ModelInfo
 
 UNDER_WAY = ("absent", "queued", "building", "verifying")
 _SERVING = "serving"
-_GAIN = 0.95  # an engine replaces the serving one if its cost is below this share: see `edged.engines.reconcile`
-_OPENING_S = 60.0  # within this time after the last build the daemon opens a faster engine, if there is one
+_GAIN = 0.95  # the daemon swaps if a candidate costs less than this share of the serving engine (engines/reconcile.py)
+_OPENING_S = 60.0  # within this time after the last build, the daemon opens a faster engine, if it has built one
 
 
 class Life:
@@ -46,7 +46,7 @@ class Life:
         return next((engine for engine in self.engines if engine.key == key), None)
 
     def answer(self, key: str, now: float) -> None:
-        """Record that an engine answered."""
+        """Record that the engine with this key answered at `now`."""
         self.first_by.setdefault(key, now)
 
     def look(self, model: ModelInfo | None, engines: Iterable[EngineInfo], now: float) -> None:
@@ -70,8 +70,8 @@ class Life:
 
 
 def title(engine: EngineInfo) -> str:
-    """Return a short name of an engine: its backend, its precision unless it is fp32, and its device unless it is the
-    CPU."""
+    """Return a short name of an engine: its backend, its precision unless that is fp32, its device unless that is the
+    CPU, and `unoptimised` for the reference."""
     words = [engine.backend]
     words += [engine.precision] if engine.precision not in ("", "fp32") else []
     words += [engine.device] if engine.device not in ("", "cpu") else []
@@ -80,8 +80,7 @@ def title(engine: EngineInfo) -> str:
 
 
 def cosine(engine: EngineInfo) -> float | None:
-    """Return the cosine similarity of an engine's answers to the reference's, -1..1; None if the engine was not
-    verified."""
+    """Return the cosine similarity, -1..1, of an engine's answers to the reference's; None without verification."""
     return engine.verdict.figures.get("cosine") if engine.verdict else None
 
 

@@ -99,11 +99,10 @@ class Report(msgspec.Struct, frozen=True):
 
     `seconds` is how long cameras streamed, before and after the restart; `fps` is the rate of answers of all cameras in
     that time. `p50_ms` and `p99_ms` are ages from capture to answer. `precision` and `recall` are None if the truth is
-    unknown. `first_answer_s` is the time from the first launch to the first answer of any engine. `cold_start_s` is a
-    time of the first run, and `warm_start_s` is the same time of the second run. Both times begin with the launch of
-    the run. They end with the first answer of the engine that served at the end of the run. `swaps` counts the swaps of
-    both runs. `unfinished` names an engine that was still being built at the end of the first run; empty if none was.
-    `problems` has a line for each problem.
+    unknown. `first_answer_s` is the time from the first launch to the first answer of any engine. `cold_start_s` (first
+    run) and `warm_start_s` (second run) are the times from the launch to the first answer of the engine that served at
+    the end of the run. `swaps` counts the swaps of both runs. `unfinished` names an engine that was still being built
+    at the end of the first run, otherwise it is empty. `problems` has a line for each problem.
     """
 
     cameras: int
@@ -189,13 +188,13 @@ def _problems(counts: FrameCounts, cold: Life, warm: Life, swap_due: bool) -> li
 
 def _why_no_swap(cold: Life) -> str:
     """Return the first engine that failed or was rejected, and the reason; this explains why no engine was swapped in.
-    Return an empty text if there is no such engine, or if an engine was still being built."""
+    Return an empty text if no engine failed, or if an engine was still being built."""
     broken = [f"{title(e)} {e.state}: {e.reason}" for e in cold.engines if e.state in ("failed", "rejected")]
     return "" if _unfinished(cold) or not broken else broken[0]
 
 
 def _unfinished(life: Life) -> str:
-    """Return the engine that was being built when a run ended; an empty text if none was."""
+    """Return an engine that was still being built when a run ended, otherwise an empty text."""
     return next((f"{title(each)}: {each.state}" for each in life.engines if each.state in UNDER_WAY), "")
 
 

@@ -47,12 +47,13 @@ def _daemon(folder: Path, name: str, model: Path, page: str) -> DaemonProcess:
             *("--state", str(folder / "state"), "--cache", str(folder / "cache")),
         ],
         folder,
-        # Files of a killed daemon are removed with the scratch folder. The user's configuration is not for this daemon.
+        # TMPDIR: temporary files of a killed daemon are removed with the scratch folder. XDG_CONFIG_HOME: the daemon
+        # must not read the user's configuration.
         {**os.environ, "TMPDIR": str(temporary), "XDG_CONFIG_HOME": str(folder), "EDGED_PAGE_LISTEN": page},
     )
 
 
-AFTER_RESTART_S = 4.0  # streaming in the second run
+AFTER_RESTART_S = 4.0  # seconds of streaming in the second run
 # How much longer than requested a demo waits for engines on a busy box.
 _PATIENCE_S = 180.0
 _DRAIN_S = 120.0

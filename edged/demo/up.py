@@ -30,7 +30,7 @@ from edged.shapes import MODEL_PATH
 
 SCENE = "scene:7"
 _EMBEDDED = "shapes"
-_TOKEN = "up"  # noqa: S105 (its name)
+_TOKEN = "up"  # noqa: S105 (the token's name)
 _LOOK_S = 1.0
 _CALL_S = 60.0
 

@@ -1,8 +1,8 @@
 """`edged report`: describes a box and what works on it, in one file that its owner may show to others.
 
 The file is Markdown, because people paste it into bug reports and should be able to read what they publish. A block of
-JSON at the end of the file has the same contents. `make verified` reads it and adds rows to jetson/VERIFIED.md. Text
-and JSON are made from one redacted `BoxReport`.
+JSON at the end of the file has the same contents. `make verified` reads this block and adds rows to jetson/VERIFIED.md.
+Text and JSON are made from one redacted `BoxReport`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edged.version import __version__
 
 FORMAT = 1
 _SECONDS = 120.0  # for the checks of the box
-# These checks name models and cameras of the owner, so the report leaves them out.
+# The report leaves out these checks, because their texts name models and cameras of the owner.
 _PRIVATE = frozenset({Name.ALARM, Name.HOSTS})
 _PRIVATE_LEFT_OUT = "models, alarms and hosts, because their names are private; see: edged doctor"
 # Facts that the report leaves out: a card's PCI address, and a digest of what `cpu.features` lists.
@@ -67,8 +67,8 @@ class BoxReport(msgspec.Struct, frozen=True):
 
 
 async def make(options: CheckOptions, by: str, tell: Tell) -> BoxReport:
-    """Check this box and its runtimes, which takes seconds to minutes. `tell` is called with each step when it
-    begins."""
+    """Check this box and its runtimes, which takes seconds to minutes, and return the redacted report. `tell` is called
+    with each step when it begins."""
     fingerprint = await asyncio.to_thread(probe)
     checked = await run_checks(msgspec.structs.replace(options, with_models=False, seconds=_SECONDS), tell)
     outcome = await run_self_check(fingerprint, tell, is_quick=False)
@@ -144,8 +144,8 @@ def _json(report: BoxReport) -> str:
 
 
 def read(text: str) -> BoxReport:
-    """Read a report from its file, or from its JSON alone. Raises InvalidInput if the text is not a report or lacks
-    fields."""
+    """Read a report from the text of its file, or from its JSON alone. Raises InvalidInput if the report is incomplete
+    or has another format."""
     block = _BLOCK.search(text)
     try:
         found = msgspec.json.decode(block[1] if block else text, type=ready(BoxReport))

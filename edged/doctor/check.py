@@ -2,7 +2,7 @@
 
 A check that hangs, crashes or takes too long becomes one line of the report and does not end the others. Each step that
 reads files runs in its own thread, since a file of /sys or a dead network disk may never answer. Heavy steps start
-child processes; two run at a time, so that a serving box continues to serve.
+child processes; at most two of them run at a time, so that a serving box continues to serve.
 
 Programs use the names of checks too, so published names do not change. docs/doctor.md explains each check.
 """
@@ -27,7 +27,7 @@ class Result(str, enum.Enum):
     """The result of a check."""
 
     OK = "ok"
-    WARNING = "warning"  # it works, but may cause problems
+    WARNING = "warning"  # the checked thing works, but may cause problems
     WRONG = "wrong"  # it does not work, or will soon stop working
     UNKNOWN = "unknown"  # it could not be checked or does not apply here
 
@@ -146,8 +146,7 @@ _ENDING_SECONDS = 15.0  # how long cancelled children may take to end
 
 class Step(msgspec.Struct, frozen=True):
     """One step of an examination. `ask` returns any number of checks. If `ask` fails or runs for longer than `seconds`,
-    the step results in a single check with `name`, `subject` and the result unknown. Only two heavy steps run at a
-    time."""
+    the step results in one check with `name`, `subject` and the result unknown. At most two heavy steps run at once."""
 
     name: Name
     subject: str

@@ -1,5 +1,5 @@
-"""Checks of the daemon. They find out whether the daemon answers, whether it has this program's version, whether each
-serving backend has a host process, and which alarms are raised."""
+"""Checks of the daemon: whether the daemon answers, whether it has this program's version, who may connect to its
+socket, whether its facts are current, whether each serving backend has a host process, and which alarms are raised."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def silence(target: str, error: EdgedError, known: Socket | None, *, is_named: b
 
 
 def status(state: DaemonState, target: str) -> Iterator[Check]:
-    """Check a daemon's report: version, pause, and each of its alarms."""
+    """Check a daemon's report: its version, whether builds are paused, and each alarm."""
     reported = state.status
     yield ok(Name.DAEMON, f"the daemon answers; {reported.serving} of {reported.models} models serve", target)
     if reported.version == __version__:

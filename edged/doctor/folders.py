@@ -28,7 +28,7 @@ class Folder(msgspec.Struct, frozen=True):
     refusal: str = ""
     uid: int = 0
     others: int = 0
-    free_bytes: int | None = None  # None if the disk does not answer
+    free_bytes: int | None = None  # None if the folder's facts cannot be read
     free_files: int | None = None  # None if the file system does not count them
 
 

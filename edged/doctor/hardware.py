@@ -111,7 +111,7 @@ def _tensorrt(facts: Mapping[str, str]) -> Iterator[Check]:
 
 
 class User(msgspec.Struct, frozen=True):
-    """The user that runs edged."""
+    """A user with the effective user id and all group ids of a process that runs edged."""
 
     uid: int
     gids: frozenset[int]
@@ -155,7 +155,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def _needed(path: str) -> int:
-    """Return the access that edged needs to a node, as a mode of os.access. It is read and usually also write."""
+    """Return the access that edged needs to a node, as a mode of os.access: read, and for most nodes also write."""
     return os.R_OK if path in _READ_ONLY else os.R_OK | os.W_OK
 
 
@@ -302,7 +302,7 @@ def _cores(root: Root) -> Iterator[tuple[bool, str]]:
 
 
 def temperature(root: Root) -> Iterator[Check]:
-    """Yield a check for each temperature that is too high. If none is, yield one check of the highest temperature."""
+    """Yield a check for each temperature that is too high. If all are low enough, yield one check of the highest."""
     remedy = "improve the cooling, use a lower power mode, or send fewer frames a second"
     found, bad = [], []
     for folder in root.glob("sys/class/thermal/thermal_zone[0-9]*"):

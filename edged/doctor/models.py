@@ -55,7 +55,7 @@ class StoreView:
         settings: Engines,
         named: Mapping[str, Path],
     ) -> None:
-        """`named` are models in other folders."""
+        """`named` maps the names of models outside the state folder to their paths."""
         self.repository = Repository(state / "models")
         self._named = named
         self.store = Store(cache, is_read_only=True)

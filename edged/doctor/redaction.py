@@ -1,10 +1,10 @@
 """Removes what identifies a box or its owner from texts that leave the box. The box's name becomes `<host>`, for
 example.
 
-There are two ways, since each misses something. First, texts that are known from this box (its names, users, homes,
+There are two steps, since each misses something. First, texts that are known from this box (its names, users, homes,
 serial numbers and network cards) are replaced wherever they occur. Second, every text that looks like an address, a
-path below a home, a token or a serial number is replaced. Neither way finds a secret that the box does not know and
-that has only letters.
+path below a home, a token or a serial number is replaced. Neither step finds a secret that the box does not know and
+that is a short word of letters, unless a word such as `password` precedes it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMMON = frozenset(
     )
 )
 _SHORTEST = 2  # characters of the shortest name that is replaced
-_LONG = 8  # a name with at least so many characters is replaced also within words
+_LONG = 8  # a name of this length or more is replaced also within words
 _SERIALS = (
     "proc/device-tree/serial-number",
     "sys/firmware/devicetree/base/serial-number",

@@ -140,7 +140,7 @@ def _daemon_checks(
 def _box_steps(root: Root, fingerprint: Fingerprint, user: User) -> list[Step]:
     """Return the steps that only read system files, of this box or of a recorded one."""
     facts = fingerprint.facts
-    node_facts = facts if root.exists("dev") else {}  # recorded boxes have no nodes
+    node_facts = facts if root.exists("dev") else {}  # recorded boxes have no device nodes
     battery = "sys/class/rtc/rtc[0-9]*"
     return [
         plain(Name.RUNTIME, lambda: runtime_packages(facts), "packages"),

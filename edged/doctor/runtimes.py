@@ -132,8 +132,8 @@ def loaded_runtime(backend: str, packaged: str, loaded: jobs.LoadedRuntime) -> I
 
 
 def runtime_packages(facts: Mapping[str, str]) -> Iterator[Check]:
-    """Check ONNX Runtime's packages. All of them contain the same module: a later installation overwrites files of an
-    earlier one, and uninstalling either leaves an incomplete module."""
+    """Check ONNX Runtime's packages. All of them contain the same module. If two are installed, the later installation
+    has overwritten files of the earlier one, and uninstalling either package leaves an incomplete module."""
     found = sorted(name for name in _PACKAGES if f"runtime.{name}" in facts)
     plain_names = ", ".join(name.replace("_", "-") for name in found)
     if len(found) > 1:
@@ -262,7 +262,7 @@ def _up_to(what: str, most: int) -> str:
 
 
 def extra(each: Extra, refusal: str | None) -> Check:
-    """Check an extra. `refusal` is why it does not load; empty if it loads, None if it is not installed."""
+    """Check an extra. `refusal` says why the extra does not load; empty if it loads, None if it is not installed."""
     if refusal is None:
         message = f"the extra is not installed; it is for {each.purpose}"
         return unknown(Name.EXTRA, message, each.name, packages.install_extra(each.name))

@@ -82,7 +82,7 @@ async def run_self_check(fingerprint: Fingerprint, tell: Tell, *, is_quick: bool
         runtimes = _Runtimes(fingerprint, Path(folder), is_quick)
         checks = await examination.run([runtimes.reference_step()])
         steps = runtimes.steps()
-        # Engines are timed alone.
+        # Without is_quick, engines are timed. So only one step runs at a time.
         for group in [steps] if is_quick else [[step] for step in steps]:
             checks += await examination.run(group)
     checks = [*unanswered(checks, runtimes.only_loaded), *missing_code(fingerprint.facts)]
@@ -224,8 +224,8 @@ def tried(record: EngineRecord, version: str, fingerprint: Fingerprint) -> Tried
 
 
 def unanswered(checks: Iterable[Check], only_loaded: Sequence[Check]) -> list[Check]:
-    """Return the checks. Each result `unknown` is changed to `wrong`, because the check of that runtime hung or failed.
-    Checks in `only_loaded`, of runtimes that were loaded but not run, are unchanged."""
+    """Return the checks, with each result `unknown` changed to `wrong`, because the check of that runtime hung or
+    failed. The checks in `only_loaded`, of runtimes that were loaded but not run, stay unchanged."""
     remedy = f"see: journalctl -k (perhaps a driver hangs) and edged doctor; {_REPORT}"
     return [
         wrong(check.name, check.message, remedy, check.subject)

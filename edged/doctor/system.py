@@ -28,7 +28,7 @@ from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
 _SCANT_MB, _TOO_LITTLE_MB = 512, 128  # MiB that a build needs, and that a host with a small model needs
 _SMALL_LIMIT_MB = 1024
 _FULL = 0.9  # share of the memory limit that is too much
-_SWAPPING = 0.5  # share of the swap in use from which on the box counts as swapping
+_SWAPPING = 0.5  # if a larger share of the swap is in use, the box counts as swapping
 # By sysctl name: bad values, a better value, and why.
 _BAD_VALUES = {
     "vm.overcommit_memory": ((2,), 0, "with this value the kernel refuses memory that runtimes reserve but do not use"),
@@ -41,7 +41,7 @@ _LEAST_VALUES = {
 }
 _FEWEST_FILES, _FEW_FILES = 256, 1024  # descriptors: a camera needs 1, a host about 10, a build about 10
 _NEARLY = 0.8  # share of the limit of open files
-_FRAMES_MB = 64  # MiB for the rings of a few cameras; also a container's default
+_FRAMES_MB = 64  # MiB for the rings of a few cameras; also the default size of /dev/shm in a container
 
 
 def meminfo(root: Root) -> dict[str, int]:
@@ -103,7 +103,7 @@ def _used_mb(root: Root) -> int:
 
 
 def kernel(root: Root) -> Iterator[Check]:
-    """Check the kernel settings that can be read."""
+    """Check the sysctl settings in `_BAD_VALUES` and `_LEAST_VALUES`, as far as they can be read."""
     known = {}
     for name in (*_BAD_VALUES, *_LEAST_VALUES):
         text = (root.read(f"proc/sys/{name.replace('.', '/')}") or "").strip()
@@ -154,7 +154,7 @@ def _finite(most: int) -> int:
 
 
 def descriptors(known: Descriptors) -> Check:
-    """Check how many files may be open at once."""
+    """Check how many files a process may have open at once, and how many are open."""
     message = f"{known.whose} can open at most {known.most} files at once"
     remedy = "raise it: LimitNOFILE=65536 in the unit, ulimit -n 65536 in a shell, --ulimit nofile=65536 of a container"
     if known.used is not None and known.used > _NEARLY * known.most:
@@ -227,7 +227,7 @@ _LEEWAY_SECONDS = 300.0  # a harmless difference between two boxes' clocks
 _LAST_YEAR = 2100
 _STA_UNSYNC = 0x40  # of timex.status
 _STATUS_WORD = 5  # of struct timex: modes (and padding), offset, freq, maxerror, esterror, then status
-_TIMEX_BYTES = 512  # twice the structure's size
+_TIMEX_BYTES = 512  # more than twice the size of struct timex (208 bytes on 64-bit Linux)
 
 
 def installed() -> float:

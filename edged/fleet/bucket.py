@@ -87,13 +87,12 @@ class Bucket:
     """The objects below a URL.
 
     Calls raise Unauthenticated if the credentials are wrong, and Refused if an object is behind a symbolic link. They
-    raise Unsupported if `obstore` is missing or the store lacks the operation. All other failures, such as a slow
-    store, raise DaemonUnavailable.
+    raise Unsupported if `obstore` is missing or the store lacks the operation, and ConfigError if `obstore` rejects the
+    URL. All other failures, such as a slow store, raise DaemonUnavailable.
     """
 
     def __init__(self, url: str, patience: Patience = USUAL) -> None:
-        """Store the address and the limits; do not contact the store. Raises ConfigError unless the URL names a
-        store."""
+        """Raise ConfigError unless the URL names a store. The store is not contacted."""
         check_address(url)
         self.url, self._patience, self._opened = url.rstrip("/"), patience, None
         parts = urlsplit(self.url)
@@ -247,7 +246,7 @@ class Bucket:
     def _open(self, from_url: Any) -> Any:
         parts, seconds = urlsplit(self.url), int(self._patience.call_s)
         if self._folder is not None:
-            if not self._folder.is_dir():  # such as a network's folder that is not mounted
+            if not self._folder.is_dir():  # such as a network folder that is not mounted
                 raise DaemonUnavailable(f"folder {self._folder} of the store does not exist; create or mount it")
             return from_url(self.url)
         options: dict[str, Any] = {

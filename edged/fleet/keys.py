@@ -46,7 +46,7 @@ class Keys:
     def generate(self) -> str:
         """Create the secret key of this box; return the public key. Raises AlreadyExists if the box already has a key,
         Refused if the file cannot be written, Unsupported without PyNaCl."""
-        _signing()  # first, because it raises Unsupported without PyNaCl
+        _signing()  # raises Unsupported without PyNaCl, before the file exists
         secret = os.urandom(32)
         place = self._folder / _KEY
         try:

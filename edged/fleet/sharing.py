@@ -179,8 +179,8 @@ class EngineSharing:
     # -- before a build -----------------------------------------------------------------------------------------------
 
     async def find(self, key: EngineKey) -> Found | None:
-        """Return the engine with this key. Return None if the store has no such engine, or if this box has refused the
-        engine or does not trust its signer."""
+        """Return the engine with this key. Return None if the store has no such engine or cannot be used now, or if
+        this box has refused the engine or does not trust its signer."""
         bucket = self._bucket
         if bucket is None or not self.is_on:
             return None
@@ -243,7 +243,7 @@ class EngineSharing:
         except EdgedError as error:
             self._failed(link, error)
             return Turn()
-        if leases is not self._leases:  # new settings came meanwhile: a renewal in the store before would never end
+        if leases is not self._leases:  # reconfigured meanwhile: nothing would end renewals by the old object
             return Turn()
         self._writing.worked()
         self._waiting.pop(name, None)
@@ -260,7 +260,7 @@ class EngineSharing:
         try:
             record = self._store.records().get(key.digest)
             if record is not None and record.is_usable:
-                self._trouble.pop(key.digest, None)  # the box has an engine of its own now
+                self._trouble.pop(key.digest, None)  # the box no longer needs the engine in the store
             if bucket is not None and self._publishes and record is not None and self._is_due(record):
                 await self._publish(bucket, record)
                 if timings is not None:

@@ -53,7 +53,7 @@ class ChildLogForwarder:
             self._begun = b""
 
     def close(self) -> None:
-        """Log the rest of the output."""
+        """Log the rest of the output, and how many lines were omitted."""
         if self._begun:
             self._log_line(self._begun)
             self._begun = b""

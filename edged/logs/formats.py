@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 import msgspec
 
-# Fields in the order in which they are written. child: the process that printed the line; repeated: how many similar
-# records the record stands for.
+# Fields in the order in which they are written. child: the process that printed the line; repeated: the number of
+# further records of the same kind for which this record stands.
 NAMES = ("event", "alarm", "model", "engine", "camera", "backend", "child", "repeated")
 _PLACE = re.compile(r"%(?:%|[#0\- +]*(?:\d+|\*)?(?:\.(?:\d+|\*))?[a-zA-Z])")
 _WORD = re.compile(r"\b(model|engine|camera) $")
@@ -110,7 +110,7 @@ class JsonLines(logging.Formatter):
 
 
 def priority(level: int) -> int:
-    """Return the syslog priority of a level, 0 (emergency) to 7 (debug)."""
+    """Return the syslog priority of a level, 2 (critical) to 7 (debug)."""
     return next((number for least, number in _PRIORITIES if level >= least), 7)
 
 

@@ -21,7 +21,7 @@ from msgspec import Meta
 from edged.logs.formats import JsonLines, PriorityLines, TextLines, about, entry
 
 _SPELL_SECONDS = 1.0  # how long records of a kind are counted before the newest is written
-_MOST = 256  # kinds of records that are remembered; a further kind ends the oldest, whose held record is written
+_MOST = 256  # kinds of records that are remembered; a further kind displaces the oldest, whose held record is written
 # Lines of these loggers report decisions, not frames or requests, so only an equal line counts as a repetition.
 _DECISIONS = frozenset(("edged", "edged.alarms", "edged.engines", "edged.device", "edged.store", "edged.config"))
 _LONGEST = 500  # characters of a line that are compared
@@ -126,7 +126,7 @@ def _place(record: logging.LogRecord) -> Hashable:
 
 
 def _without_exception(record: logging.LogRecord) -> logging.LogRecord:
-    """Return a record without its exception, which would keep every stack frame alive."""
+    """Return a record that keeps no objects alive: without its exception, and with its arguments rendered."""
     if not record.exc_info and all(isinstance(value, _LIGHT) for value in record.args or ()):
         return record
     return _rendered(record, record.getMessage())
@@ -262,7 +262,7 @@ class Output(logging.Handler):
     def _write(self, record: logging.LogRecord) -> None:
         if self._form == "journal" and self._journal.write(record):
             return
-        # Only the text format can be changed from outside, because programs read the other formats.
+        # `setFormatter` affects only the text format, because programs read the other formats.
         formatter = (self.formatter if self._form == "text" else None) or self._own
         self._stream.write(formatter.format(record) + "\n")
         self._stream.flush()

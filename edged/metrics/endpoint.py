@@ -1,6 +1,6 @@
 """HTTP/1.1 listener for `GET /metrics`: one request per connection, few connections, a short time limit.
 
-It shares the event loop with all other parts of the daemon, so a slow client is disconnected.
+It shares the event loop with all other parts of the daemon. Therefore it disconnects a slow client.
 """
 
 from __future__ import annotations

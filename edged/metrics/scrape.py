@@ -59,11 +59,11 @@ class Samples:
         self._histograms: dict[str, dict[tuple[str, ...], tuple[list[tuple[float, int]], float]]] = {}
 
     def put(self, metric: Metric, value: float, *labels: str) -> None:
-        """Set one sample."""
+        """Set the sample of a metric with these label values."""
         self._values[metric.name][labels] = value
 
     def add(self, metric: Metric, value: float, *labels: str) -> None:
-        """Add to a sample, which starts at 0."""
+        """Add `value` to the sample of a metric with these label values. A sample starts at 0."""
         known = self._values[metric.name]
         known[labels] = known.get(labels, 0.0) + value
 
@@ -107,7 +107,7 @@ class Scraper:
         self._lock = asyncio.Lock()
 
     async def scrape(self, accept: str, compressed: bool) -> tuple[bytes, str]:
-        """Return the metrics as text, and the content type, which depends on the request's `Accept` header."""
+        """Return the metrics as text (with gzip if `compressed`), and the content type, which depends on `accept`."""
         async with self._lock:
             readings = await asyncio.to_thread(self._sensors.read)
             samples = self._gathered()
@@ -155,8 +155,7 @@ class Scraper:
 
 
 def model(samples: Samples, name: str, planned: PlannedModel, ready: Readiness, raised: tuple[Alarm, ...]) -> None:
-    """Collect one model: readiness, requests, times. `raised` has the alarms of all models, not only of this
-    model."""
+    """Collect one model: readiness, requests, times. `raised` has the alarms of all models, not only of this one."""
     slot, statistics = planned.slot, planned.slot.statistics
     _served(samples, name, statistics, ready, raised)
     if answering := planned.answering:
@@ -378,8 +377,7 @@ def process(samples: Samples) -> None:
 
 
 def _thread_count() -> int:
-    """Return the number of threads of this process. Threads that libraries started are included only if /proc can be
-    read."""
+    """Return the number of threads of this process; without /proc, only the number of Python's own threads."""
     with contextlib.suppress(OSError):
         return len(os.listdir("/proc/self/task"))
     return threading.active_count()

@@ -107,7 +107,7 @@ def keep_problem(text: str, state: Path, problem: str) -> None:
 
 def problem_of(path: Path) -> str:
     """Return why a file could not be fetched. `path` is the file's path as `place_of` returned it. Return an empty text
-    if no attempt failed, or if the path does not belong to a reference."""
+    if no fetch has failed, or if the path does not belong to a reference."""
     place = path.parent.parent
     if path.parent.name != _ABSENT or place.parent.name != FOLDER:
         return ""
@@ -155,8 +155,8 @@ def read(place: Path) -> Pin | None:
 
 
 def _is_kept(reference: Reference, place: Path, pin: Pin) -> bool:
-    """Whether the files have not changed since they were fetched. If the reference names a digest, the model must also
-    have this digest."""
+    """Whether all files still have the digests in the pin. If the reference names a digest, the model must also have
+    this digest."""
     try:
         return reference.digest in ("", pin.model[1]) and all(
             _digest(place / _FILES / name) == digest for name, digest in pin.digests.items()
@@ -222,8 +222,7 @@ def _renewed(reference: Reference, source: Source) -> Source:
 
 @contextlib.contextmanager
 def _scratch(place: Path) -> Iterator[Path]:
-    """Yield a folder that is removed at the end. Raises OutOfSpace, DiskFailing or Refused if a file cannot be
-    stored."""
+    """Yield a folder that is removed at the end. Raises OutOfSpace, DiskFailing or Refused if storing a file fails."""
     try:
         with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as folder:
             yield Path(folder)

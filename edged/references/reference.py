@@ -16,9 +16,9 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Reference(NamedTuple):
-    """A parsed reference. `place` is what follows `SCHEME://`, without the digest. `digest` is the SHA-256 of the model
-    file in hexadecimal digits. It is empty if the reference has no digest; then later downloads must equal the first
-    one."""
+    """A parsed reference. `place` is the text after `SCHEME://`, without the digest. `digest` is the SHA-256 of the
+    model file in hexadecimal digits. If the reference has no digest, `digest` is empty, and later downloads of the
+    model must equal the first download."""
 
     scheme: str
     place: str
@@ -26,7 +26,7 @@ class Reference(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The reference without the digest and without secrets that a query may have."""
+        """The reference without the digest and without the query, which may have secrets."""
         return f"{self.scheme}://{self.place.partition('?')[0]}"
 
     @property
@@ -36,8 +36,7 @@ class Reference(NamedTuple):
 
 
 def parse(text: str) -> Reference | None:
-    """Parse an argument. Return None if it is a path instead of a reference. Raises InvalidInput for a reference that
-    cannot be used."""
+    """Parse an argument. Return None for a path. Raises InvalidInput for a reference that cannot be used."""
     found = _FORM.fullmatch(text)
     if found is None:
         if _URL.match(text):

@@ -131,8 +131,8 @@ def _artefact(reference: Reference) -> Source:
 
 
 def _authorization(host: str, error: Challenged) -> str:
-    """Return the value of the header Authorization for a registry. Use the login that docker or podman has stored, if
-    there is one."""
+    """Return the value of the header Authorization for a registry. Use the login in docker's config.json, if it has one
+    for this host. Raises `error` if no token can be obtained."""
     login = _login(host)
     scheme, _, rest = error.challenge.partition(" ")
     if scheme.lower() == "basic" and login:
@@ -151,7 +151,7 @@ def _authorization(host: str, error: Challenged) -> str:
 
 
 def _login(host: str) -> str:
-    """Return user and password for a registry in base64; empty without a login."""
+    """Return USER:PASSWORD for a registry, in base64, from docker's config.json; empty without a login."""
     folder = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
     try:
         found = json.loads((folder / "config.json").read_text())["auths"][host]["auth"]
@@ -216,8 +216,8 @@ def _mapping(value: object, key: str) -> dict[str, object]:
 
 
 def _secret(variable: str) -> str:
-    """Return a secret from an environment variable; empty if it is unset. Raises ConfigError if it has characters that
-    a token cannot have."""
+    """Return a secret from an environment variable; empty if the variable is unset. Raises ConfigError if the value has
+    characters that a token cannot have."""
     secret = os.environ.get(variable, "").strip()
     if not (secret.isascii() and secret.isprintable()):
         raise ConfigError(f"{variable} has characters that a token cannot have; set the variable again")

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from edged.client.client import Client
 
 Had = Mapping[str, str]  # the state of a box before the change
-_READ_S = 60.0  # limit until a daemon has read a model
-_CUT = re.compile(r"\.\.\. \(\d+ characters\)$")  # the end of a long value in reports
+_READ_S = 60.0  # time limit for a daemon to read a restored model
+_CUT = re.compile(r"\.\.\. \(\d+ characters\)$")  # the end of a value that the daemon has shortened
 
 
 class Change(Protocol):
@@ -60,7 +60,7 @@ class AddModel:
         from edged.client.upload import Package
 
         order, now = self._order, _identity(_find(client, self._order.model))
-        if now == had or now.get("digest") != order.digest:  # otherwise it was uploaded before an interruption
+        if now == had or now.get("digest") != order.digest:  # otherwise a run before an interruption has uploaded it
             client.upload(Package.of(order.model, order.file, order.settings, replace=True))
         wait_until_served(client, order.model)
 
@@ -78,7 +78,7 @@ class AddModel:
             return f"model {self._order.model} is removed"
         client.restore_model(self._order.model)
         end = time.monotonic() + _READ_S
-        while (now := _identity(_find(client, self._order.model))) != had:  # until the daemon has read it
+        while (now := _identity(_find(client, self._order.model))) != had:  # until the daemon has read the old model
             if time.monotonic() > end:
                 raise Refused(
                     "the restored model differs from the previous one in its digest"

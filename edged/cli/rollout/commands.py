@@ -131,8 +131,8 @@ def resume(
 ) -> None:
     """Continue an interrupted rollout, or a rollback.
 
-    Boxes that are changed already are not changed again. If some boxes could not be rolled back, the command tries
-    again.
+    Boxes that are changed already are not changed again. If some boxes could not be rolled back, the command tries to
+    roll them back again.
     """
     record.load(name)  # raises an error for an invalid name before a lock is taken
     with record.alone(name):

@@ -31,20 +31,18 @@ class Figures(msgspec.Struct, frozen=True):
 
 class Rules(msgspec.Struct, frozen=True):
     """The rules that end a rollout. With `alarms`, a new alarm ends a rollout. With `failures`, a failed request ends a
-    rollout. `factors` maps figures (p99, infer) to factors. The rollout ends if the value of a figure after the change
-    is greater than the factor times the value before the change. A box on which the change fails always ends the
-    rollout."""
+    rollout. `factors` maps figures (p99, infer) to factors. The rollout ends if a figure after the change exceeds the
+    factor times the figure before the change. A box on which the change fails always ends the rollout."""
 
     alarms: bool = False
     failures: bool = False
     factors: dict[str, float] = {}
 
     def broken(self, before: Figures, after: Figures) -> str:
-        """Return the first rule that a box breaks, as a text; empty if it breaks none. An unknown figure breaks no
-        rule."""
+        """Return the first rule that a box breaks, as a text; otherwise empty. An unknown figure breaks no rule."""
         if self.alarms and (new := [each for about, each in after.alarms.items() if about not in before.alarms]):
             return f"a new alarm: {new[0]}"
-        # A model that is replaced counts from 0 again.
+        # The daemon counts the failures of a replaced model from 0 again.
         failed = after.failed - before.failed if after.failed >= before.failed else after.failed
         if self.failures and failed:
             return f"{failed} requests failed"
@@ -92,8 +90,7 @@ def waves(boxes: Sequence[str], canary: int, then: str) -> tuple[tuple[str, ...]
 
 
 def unknown(rules: Rules, before: Mapping[str, Figures]) -> tuple[str, ...]:
-    """Return a line for each rule that cannot be applied to some boxes, because the figure is unknown before the
-    change."""
+    """Return a line for each rule that is not applied to some boxes: their figure before the change is unknown."""
     lines = []
     for figure in rules.factors:
         if lost := [box for box, figures in before.items() if not _value(figures, figure)]:

@@ -45,7 +45,7 @@ class Order(msgspec.Struct, frozen=True):
 
     @property
     def can_be_undone(self) -> bool:
-        """Whether a box can get back what it had before the change."""
+        """Whether a box can get back the model or the settings that it had before the change."""
         return self.kind in ("models", "settings")
 
 

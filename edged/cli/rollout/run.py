@@ -96,7 +96,7 @@ class _Rollout:
 
     def _watch(self, names: Sequence[str]) -> str:
         """Compare the figures of each box with those before the change, until `watch_s` seconds have passed or a box
-        fails. Return the failures as one text, empty if there are none."""
+        fails. Return the failures as one text, empty if no box failed."""
         end = time.monotonic() + self._record.watch_s
         while True:
             if problem := self._each(names, self._compare, is_silent=True):
@@ -121,7 +121,7 @@ class _Rollout:
         failed = self._call(names, work)
         for name, why in failed.items():
             box = self._record.boxes[name]
-            # A box that could not even be asked has not changed.
+            # A box that failed while it was waiting is unchanged, so it needs no rollback.
             box.state, box.problem = ("failed" if box.state != "waiting" else "waiting"), why
             self._note(f"{name}: {why}")
         if not is_silent:

@@ -32,8 +32,8 @@ def top(
     """Show live what one or several boxes do.
 
     It shows models and their engines, cameras, engine hosts, the device, builds and alarms. INFER is the recent median
-    time of one inference, BEST the lowest so far; ages are from capture to answer. Keys: q quits; s sorts by name, load
-    or slowness; j, k and the arrows scroll.
+    time of one inference, and BEST is the lowest median so far. Ages are from capture to answer. Keys: q quits; s sorts
+    by name, load or slowness; j, k and the arrows scroll.
 
     If a box does not answer, the command keeps trying. --json prints a line for each box and update. With --once the
     exit status is 1 if a box does not answer.

@@ -48,8 +48,8 @@ class BoxState(msgspec.Struct, frozen=True):
 
 
 def rates(before: LoadInfo | None, after: LoadInfo) -> dict[str, float]:
-    """Return a mapping from each model to its rate, which is the number of requests and frames together, per second.
-    After a restart of the daemon the mapping is empty. Models that were reloaded between the answers are left out."""
+    """Return a mapping from each model to its requests and frames, together, per second. After a restart of the daemon
+    the mapping is empty. A model whose counts fell, because it was reloaded, is left out."""
     if before is None or before.status.epoch != after.status.epoch or after.mono_s <= before.mono_s:
         return {}
     seconds = after.mono_s - before.mono_s
