@@ -1,4 +1,4 @@
-"""Checks every call by gRPC or HTTP: credentials, roles, limits, and the audit log."""
+"""Checks the credentials and roles of every gRPC and HTTP call. Holds the limits of clients and the audit log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Guard:
     """Checks who may call one daemon. Tokens, certificates and configuration may change while calls run."""
 
     def __init__(self, access: Access, tls: Tls, state: Path, defaults: tuple[str, str] | None = None) -> None:
-        """`state` is the daemon's state folder. `defaults` are its two default sockets; None if it does not serve both.
+        """`state` is the daemon's state folder. `defaults` are the addresses of the two default sockets, for inference
+        and for operators; None if the daemon does not serve both.
 
         Raises ConfigError if the files of tokens or certificates are unusable.
         """
@@ -45,9 +46,9 @@ class Guard:
         self.generation = 0  # increases when the roles of callers may have changed
         self._book = TokenBook(TokenFile(tokens_path(access, state)))
         self._requests: dict[str, type[Message]] = {}
-        self._open: dict[tuple[Caller, str], set[asyncio.Task[object]]] = {}  # running calls, by caller and `stream`
-        self._granted: dict[str, policy.Roles] = {}  # the roles of addresses, until they change
-        self._without_tls = set[str]()  # addresses that have no TLS, whatever the configuration says
+        self._open: dict[tuple[Caller, str], set[asyncio.Task[object]]] = {}  # running calls; see `_under_way`
+        self._granted: dict[str, policy.Roles] = {}  # results of `_roles_of`, until the roles change
+        self._without_tls = set[str]()  # addresses without TLS, even if [tls] is set
 
     def register(self, requests: Mapping[str, type[Message]]) -> None:
         """Add the request type of each method, by the method's path. `record` needs the types to decode requests that
@@ -180,9 +181,9 @@ class Guard:
         self.audit.write(Line.of(who.name, who.roles, method, peer, outcome, message, about=names, milliseconds=took))
 
     def watched(self, who: Caller, method: str, *, is_stream: bool) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which a call of `method` runs. A stream, and a call of a caller who has shown a token
-        or a certificate, is cancelled as soon as the caller may no longer make it. A reload may take the role from its
-        own caller, and must still be answered, so it is not watched."""
+        """Return the context in which a call of `method` runs. The context cancels streams, and calls with a token or a
+        certificate, as soon as the caller may no longer make them. It never cancels Reload: a reload can revoke the
+        role of its own caller, and must still be answered."""
         if is_stream:
             return self._under_way(who, method)
         is_watched = who.has_shown and method != policy.RELOAD
@@ -191,8 +192,7 @@ class Guard:
     @contextlib.contextmanager
     def _under_way(self, who: Caller, stream: str = "") -> Iterator[None]:
         """While the `with` block runs, cancel the call as soon as its caller may no longer make the call. The block
-        then raises the error that `lost` returns. `stream` is the method of a call that may last long, and empty for
-        short calls."""
+        then raises the error that `lost` returns. `stream` is the method of a streaming call; empty for other calls."""
         task = asyncio.current_task()
         if task is None:
             yield

@@ -35,7 +35,7 @@ def parse_roles(words: Iterable[str]) -> Roles:
 
 
 def describe_roles(roles: Roles) -> str:
-    """Return the names of roles, in a fixed order."""
+    """Return the names of roles, in a fixed order; "none" for no role."""
     return ", ".join(role for role in get_args(Role) if role in roles) or "none"
 
 
@@ -138,10 +138,11 @@ _BEARER = "bearer "
 class Caller(msgspec.Struct, frozen=True):
     """A caller and its roles.
 
-    `key` identifies the client whose usage is limited. `is_known`: the caller is identified. `has_shown`: the caller is
-    identified by a token or certificate that it sent. `proof` has the names in the certificate and the digest of the
-    token; `given` are the roles that token and certificate grant. `address` is the daemon's address that the caller
-    used. `problem` says what is wrong with the caller's credentials, `remedy` how to call with more roles.
+    `key` identifies the client whose usage is limited. `has_shown`: a token or certificate identifies the caller.
+    `is_known`: `has_shown`, or the address is local and grants roles. `proof` has the digest of the token, and those
+    names in the certificate that `access.certificates` lists. `given` are the roles that token and certificate grant.
+    `address` is the daemon's address that the caller used. `problem` says what is wrong with the caller's credentials.
+    `remedy` says how to get more roles, as the end of a message.
     """
 
     name: str
@@ -171,8 +172,8 @@ def anonymous(listener: ListenerPolicy, peer: str = "") -> Caller:
 
 
 def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
-    """Return `caller` with the name and roles of its token. If the token is unknown (None) or has expired, set only
-    `problem`. `now` is in seconds since the epoch."""
+    """Return `caller` with the name of its token, and with the token's roles added. If the token is unknown (None) or
+    has expired, set only `problem`. `now` is in seconds since the epoch."""
     if token is None:
         return msgspec.structs.replace(
             caller, problem="the token is unknown; list the tokens on the daemon's machine: edged tokens list"
@@ -193,9 +194,9 @@ def malformed_token(caller: Caller) -> Caller:
 def with_certificate(
     caller: Caller, names: Iterable[str], known: Mapping[str, tuple[Role, ...]], expires: float, now: float
 ) -> Caller:
-    """Return `caller` with the name and roles of its certificate. If the certificate has expired, set only `problem`.
-    `names` are the names in the certificate, the common name last. `known` has the roles of each name. `expires` and
-    `now` are in seconds since the epoch."""
+    """Return `caller` with a name in its certificate, and with the certificate's roles added. If the certificate has
+    expired, set only `problem`. `names` are the names in the certificate, the common name last. `known` has the roles
+    of each name. `expires` and `now` are in seconds since the epoch."""
     shown = list(names)
     if not shown:
         return caller
@@ -210,7 +211,7 @@ def with_certificate(
 
 
 def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Caller:
-    """Return `caller` with the name `who`, its previous roles, and the roles `given`, which its credentials grant."""
+    """Return `caller` with the name `who`, its previous roles, and the roles `given` of its token or certificate."""
     return msgspec.structs.replace(
         caller,
         name=who,
@@ -224,7 +225,7 @@ def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Ca
 
 
 def roles_of(names: Iterable[str], known: Mapping[str, tuple[Role, ...]]) -> Roles:
-    """Return the roles that the names of a certificate have together. `known` has the roles of each name."""
+    """Return the union of the roles of some names. `known` has the roles of each name."""
     return frozenset(role for name in names for role in known.get(name, ()))
 
 
@@ -300,7 +301,7 @@ METHODS: Final[dict[str, Roles | None]] = {
 
 def refusal(method: str, caller: Caller) -> EdgedError | None:
     """Return why a caller may not call a method, such as `/edged.v1.Cameras/Detect`; None if it may."""
-    if caller.problem:  # also for methods that need no role, so that a client learns that its secret is wrong
+    if caller.problem:  # also for methods that need no role, so that clients learn that their secret is wrong
         return Unauthenticated(caller.problem)
     needed = METHODS.get(method, DENY_ALL)
     if needed is None or caller.roles & needed:

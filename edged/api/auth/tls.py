@@ -125,7 +125,7 @@ def read(tls: Tls, now: float) -> Material:
     client_ca = _read("tls.client_ca", tls.client_ca) if tls.client_ca else b""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # An empty passphrase: otherwise OpenSSL asks for it at the terminal.
+        # Without a passphrase function, OpenSSL would ask for the passphrase at the terminal.
         context.load_cert_chain(tls.certificate, tls.key, lambda: "")
     except ssl.SSLError as error:
         raise ConfigError(_unusable(tls, key, error)) from error
@@ -190,7 +190,7 @@ class Certificate:
 
     def reconfigure(self, tls: Tls) -> None:
         """Use other files from the next handshake on. On ConfigError nothing changes."""
-        sign = _signed(tls)  # before the files are read, so that `look` notices changes that come after
+        sign = _signed(tls)  # before the files are read, so that `look` notices later changes
         found = read(tls, time.time())
         with self._lock:
             self._tls, self._refused, self._sign = tls, "", sign
@@ -224,13 +224,14 @@ class Certificate:
 
     @property
     def problem(self) -> str:
-        """A problem that the certificate has now or will have soon; empty if no problem exists."""
+        """Why the certificate, or its new files, cannot be used, now or soon; empty if all is well."""
         return self._refused or worry(self._tls.certificate, self._material.validity, time.time())
 
 
 def _signed(tls: Tls) -> tuple[tuple[int, ...], ...]:
-    """Return inode, size and time of each file, to detect changes. Certificate and key are often replaced one after the
-    other: if they do not match yet, they are read again after the next change."""
+    """Return inode, size and modification time (ns) of each file, to detect changes; empty for a file without a status.
+    Certificate and key are often replaced one after the other: if they do not match yet, `look` reads them again after
+    the next change."""
     found: list[tuple[int, ...]] = []
     for path in (tls.certificate, tls.key, tls.client_ca):
         try:

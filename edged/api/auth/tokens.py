@@ -1,4 +1,4 @@
-"""Bearer tokens: 256 random bits, stored as their SHA-256 in a file that only its owner can read.
+"""Bearer tokens of 256 random bits. A file that only its owner can read has their SHA-256.
 
 A slow hash such as scrypt is for secrets that people choose, because such secrets can be guessed. 256 random bits
 cannot be guessed, whatever the hash, and a slow hash would cost time in every call.
@@ -174,7 +174,7 @@ class TokenBook:
         return find(self.tokens, secret)
 
     def look(self) -> bool:
-        """Read the file again if it changed; return whether the tokens changed."""
+        """Read the file again if it changed or was unusable; return whether the tokens changed."""
         sign = self._signed()
         if sign == self._sign and not self.problem:
             return False
@@ -188,7 +188,7 @@ class TokenBook:
 
     def _read(self) -> tuple[Token, ...]:
         tokens = self._file.read()
-        if tokens and self._file.path.stat().st_uid not in (0, os.geteuid()):  # the owner could grant access
+        if tokens and self._file.path.stat().st_uid not in (0, os.geteuid()):  # the owner could add tokens
             raise ConfigError(
                 f"tokens file {self._file.path} belongs to another user than the daemon's; chown the file"
             )

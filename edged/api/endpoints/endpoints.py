@@ -66,7 +66,8 @@ class Endpoint(Generic[Setting]):
             await opened.close(grace)
 
     async def change(self, setting: Setting, grace: float) -> None:
-        """Open the endpoint again with another setting. On ConfigError the previous setting is used again."""
+        """Open the endpoint again with another setting. If that raises ConfigError, open it with the previous setting,
+        and raise the error."""
         was_open = self._opened is not None
         await self.stop(grace)
         if was_open:
@@ -111,7 +112,7 @@ class Endpoints:
         return [address for endpoint in self._all for address in endpoint.addresses]
 
     async def start(self) -> None:
-        """Open all endpoints. After a ConfigError, `stop` closes those that are open."""
+        """Open all endpoints. After a ConfigError, call `stop` and `publish.stop` to close those that are open."""
         for endpoint in self._all:
             await endpoint.start()
 

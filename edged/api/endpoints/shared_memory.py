@@ -18,7 +18,7 @@ from edged.api.auth.identity import READ, WRITE, Identify, Identity, anyone
 from edged.errors import EdgedError, InvalidInput, Overwritten, SegmentUnusable
 
 LARGEST_OFFSET = 1 << 62
-_MOST_SEGMENTS = 4  # most segments of one stream; a ring that grows makes a new segment
+_MOST_SEGMENTS = 4  # limit of open segments of one stream; a ring that grows makes a new segment
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -160,7 +160,7 @@ class SharedPicture:
         read."""
         problem = self._stamp_problem() or self._read(place, layout.HEADER) or self._stamp_problem()
         if problem is not None:
-            # Not the error itself, whose traceback would keep what its frames hold.
+            # Store the class and message, not the error: its traceback would keep the local variables of its frames.
             self._segment, self._failure = None, (type(problem), problem.message)
             raise problem
 

@@ -70,8 +70,8 @@ class Activation:
         return served
 
     def give_back(self, address: str) -> None:
-        """Record that the daemon no longer serves an address. Clients that connect afterwards wait at systemd's
-        socket."""
+        """Record that the daemon no longer serves an address. New clients wait at systemd's socket until `turn_away`,
+        or until the daemon serves the address again."""
         if address.startswith("unix:"):
             self._served.discard(_true(unix_path(address)))
 
@@ -83,7 +83,8 @@ class Activation:
         self.turn_away()
 
     def turn_away(self) -> None:
-        """Close connections to paths that the configuration does not name: they would wait while the daemon runs."""
+        """From now on, close connections to paths that the daemon does not serve. Otherwise their clients would
+        wait."""
         for path, each in self._sockets.items():
             if path in self._served:
                 continue
@@ -98,7 +99,7 @@ class Activation:
             self._watch(path)
 
     def rest(self) -> None:
-        """Stop closing connections: new ones wait for the next start of the daemon."""
+        """Stop closing connections: new connections wait for the next start of the daemon."""
         for path in list(self._turned_away):
             self._rest(path)
 

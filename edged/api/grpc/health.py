@@ -20,7 +20,8 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class HealthService:
-    """The health service. `names` are the gRPC services. Call `look` after a change, to notify watchers."""
+    """The health service. `names` are the names of the gRPC services. Call `look` after a change, to notify
+    watchers."""
 
     def __init__(self, controller: Controller, names: Iterable[str]) -> None:
         self._controller = controller
@@ -36,10 +37,10 @@ class HealthService:
         if now != self._known:
             self._known = now
             self._news.set()
-            self._news = asyncio.Event()  # watchers wait for the previous event, which is set
+            self._news = asyncio.Event()  # later calls of `watch` wait for this event
 
     def stop(self) -> None:
-        """Report NOT_SERVING for all from now on."""
+        """From now on, report NOT_SERVING for every name."""
         self._is_stopping = True
         self.look()
 

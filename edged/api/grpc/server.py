@@ -39,7 +39,7 @@ _ACCESS_LOG = logging.getLogger("edged.access")
 
 
 class GrpcServers:
-    """All gRPC services at all addresses. They answer after `start`."""
+    """All gRPC services at all addresses. The services answer after `start`."""
 
     def __init__(
         self,
@@ -143,8 +143,8 @@ _REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
 
 def reflection_service(names: Iterable[str]) -> Service:
-    """Return the service grpc.reflection.v1alpha, which describes itself and the services with these names to grpcurl
-    and similar tools."""
+    """Return the service grpc.reflection.v1alpha, which describes the services `names` and itself to tools such as
+    grpcurl."""
     for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         POOL.AddSerializedFile(file.serialized_pb)  # gRPC's packages register these in the default pool only
     return Service(_REFLECTION, _Reflection((*names, _REFLECTION.full_name)))
