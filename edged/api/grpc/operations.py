@@ -158,7 +158,7 @@ class OperationsService:
                 yield event_message(event, log.epoch)
 
     async def add_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.ModelStatus:
-        """Receive the files, examine the model, and only then add it to the repository."""
+        """Receive the files, repair the model on request, examine it, and only then add it to the repository."""
         repository = self._controller.repository
         async with upload_folder(repository, "the upload") as folder:
             header, upload = await receive_upload(
@@ -227,7 +227,7 @@ class OperationsService:
         return self._info(planned)
 
     async def try_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.TryModelResponse:
-        """Receive a model and perhaps a picture, examine the model, and run it once."""
+        """Receive a model and perhaps a picture, and try the model as `try_file` does."""
         async with upload_folder(self._controller.repository, "the upload") as folder:
             header, upload = await receive_upload(parts, folder, {})
             model = next(iter(upload.files.values()))

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """A request. Header names are in lower case; `peer` is the client as gRPC names it, `unix:` or `ipv4:...`.
+    """A request. Header names are in lower case; `peer` is the client as gRPC names it.
 
     `path` is as sent, with its escapes; `query` has the last value of each name.
     """

@@ -54,7 +54,7 @@ class Allowance:
         self._left, self._grown_at = limits.allowance, now()
 
     def answered(self, messages: int = 1) -> None:
-        """Enlarge the allowance, because the daemon read or sent this number of messages."""
+        """Enlarge the allowance, because the daemon read or sent this many messages or parts of messages."""
         self._left += _ANSWERED * messages
 
     def charge(self, cost: float = FRAME) -> None:

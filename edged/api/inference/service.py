@@ -79,7 +79,7 @@ _write_streamed = partial(wire.write, streamed=True)
 
 
 class InferHandlers:
-    """Answers single requests and streams of them."""
+    """Answers ModelInfer and ModelStreamInfer."""
 
     def __init__(self, inference: Inference, language: LanguageService) -> None:
         self._inference, self._language = inference, language
@@ -161,7 +161,7 @@ class _Answers:
     """The responses of one request. A task makes them while the responses of earlier requests are sent."""
 
     def __init__(self, responses: AsyncGenerator[bytes, None]) -> None:
-        self._made: asyncio.Queue[bytes | None] = asyncio.Queue()  # needs no limit: answers of models have one
+        self._made: asyncio.Queue[bytes | None] = asyncio.Queue()  # unbounded: a request has a limited number of responses
         self._task = asyncio.create_task(self._make(responses))
 
     async def next(self) -> bytes | None:

@@ -79,8 +79,8 @@ _Work = Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]]
 
 
 async def stream(work: _Work) -> HttpResponse:
-    """Return the response of a streamed request, once its first event is made. Raises the error of the model if the
-    model fails before that."""
+    """Return the response of a streamed request, once the first event exists. Raises the error of the model if the
+    model fails before the first event."""
     streamed = Streamed(work, _failed)
     await streamed.begin()
     return HttpResponse(headers=_EVENTS, stream=streamed)

@@ -283,7 +283,7 @@ def _tools(body: ChatBody) -> list[dict[str, Any]]:
 
 
 def _forced(body: ChatBody, tools: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the schema of the call that the request demands; None if the model may choose."""
+    """Return the JSON schema of the tool call that the request demands; None if the model may choose."""
     choice = body.tool_choice
     if choice in (None, "none", "auto") or not tools:
         return None

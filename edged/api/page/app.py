@@ -51,7 +51,7 @@ COOKIE: Final = "edged-token"
 _COOKIE_SECONDS = 30 * 86400
 _BOUNDARY = b"edged-picture"
 _STILL_SECONDS = 5.0  # longest wait for one picture of a camera
-_MOST_BODY = 1 << 20  # most bytes of a request that is not a file
+_MOST_BODY = 1 << 20  # limit of a request without a file, in bytes
 _MOST_WIDTH = 3840
 _IDLE_SECONDS = 20.0  # time in which the next piece of a file must arrive
 
