@@ -62,8 +62,7 @@ class AuditLog:
     def __init__(
         self, folder: Path, size: int, *, waiting: int = _WAITING, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`size` is the limit of all files together, in bytes. `waiting` is the largest number of lines that wait for
-        the disk."""
+        """`size` is the limit of all files together, in bytes. `waiting` limits the lines that wait for the disk."""
         self.size, self._clock = size, clock
         self.lost = 0
         self.problem = ""
@@ -84,8 +83,7 @@ class AuditLog:
             self.problem = "the disk is too slow"
 
     def refused(self, line: Line, host: str) -> None:
-        """Log and queue a line about a refused call, at most once per second and host: any client can cause
-        refusals."""
+        """Log and queue a line about a refused call, once per second and host: any client can cause refusals."""
         now = self._clock()
         if now - self._refusals.get(host, -_REFUSAL_SECONDS) < _REFUSAL_SECONDS:
             return

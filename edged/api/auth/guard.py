@@ -51,8 +51,7 @@ class Guard:
         self._without_tls = set[str]()  # addresses without TLS, even if [tls] is set
 
     def register(self, requests: Mapping[str, type[Message]]) -> None:
-        """Add the request type of each method, by the method's path. `record` needs the types to decode requests that
-        it gets as bytes."""
+        """Add the request type of each method, by the method's path. `record` decodes requests with these types."""
         self._requests.update(requests)
 
     def require_known(self, addresses: Iterable[str], without_roles: Iterable[str] = ()) -> None:
@@ -70,8 +69,9 @@ class Guard:
     async def reconfigure(
         self, access: Access, listen: Iterable[str], others: Iterable[str] = (), without_roles: Iterable[str] = ()
     ) -> None:
-        """Apply new roles, limits and tokens. `listen` are the addresses of gRPC, `others` those of other endpoints,
-        `without_roles` those of endpoints whose callers need no role. On ConfigError nothing changes."""
+        """Apply new roles, limits and tokens. `listen` are the addresses of gRPC, `others` the addresses of other
+        endpoints, `without_roles` the addresses of endpoints whose callers need no role. On ConfigError nothing
+        changes."""
         addresses = list(listen)
         gone = set(self.access.unencrypted) - set(access.unencrypted)
         if still := gone & {*addresses, *others, *without_roles}:
@@ -95,8 +95,7 @@ class Guard:
             self._changed()
 
     async def reconfigure_tls(self, tls: Tls) -> None:
-        """Use other TLS files. Raises ConfigError if the files are unusable, or if the change needs listeners to be
-        opened again."""
+        """Use other TLS files. Raises ConfigError if the files are unusable, or if the change needs a restart."""
         if self.certificate is None or _at_opening(tls) != _at_opening(self.tls):
             raise ConfigError(
                 "the new [tls] changes which addresses use TLS or ask for certificates; restart the daemon to apply it"
@@ -124,7 +123,7 @@ class Guard:
             _LOG.info("tokens changed: %d are valid", len(self._book.tokens))
             self._changed()
         elif self._open:
-            self._expel()  # calls whose callers' credentials have expired
+            self._expel()  # end calls whose callers' credentials have expired
         if renewed:
             _LOG.info("certificate %s is in use", self.tls.certificate)
 
@@ -174,8 +173,8 @@ class Guard:
     def record(
         self, method: str, who: Caller, peer: str, what: object, outcome: str, message: str, began: float
     ) -> None:
-        """Record a command in the audit log. `what` is the request as a message or as bytes, or the fields of the
-        request that the log records. `began` is the command's start, in seconds of `time.perf_counter()`."""
+        """Record a call in the audit log. `what` is the request as a message or as bytes, or the recorded fields of the
+        request. `began` is the call's start, in seconds of `time.perf_counter()`."""
         names = what if isinstance(what, dict) else self._about(method, what)
         took = round((time.perf_counter() - began) * 1e3, 1)
         self.audit.write(Line.of(who.name, who.roles, method, peer, outcome, message, about=names, milliseconds=took))

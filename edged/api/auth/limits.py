@@ -2,9 +2,9 @@
 
 Beyond these limits, a request is refused, with the time after which to retry, and a stream is read more slowly.
 
-Large messages take turns, so that small messages are answered between them. A message of many megabytes is copied
-several times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that are
-not answered yet, for each client and for all clients together. A message that does not fit waits, and its stream is not
+Large messages take turns, so that small messages are answered in between. A message of many megabytes is copied several
+times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that are not
+answered yet, for each client and for all clients together. A message that does not fit waits, and its stream is not
 read meanwhile. If too many bytes wait, further requests are refused.
 """
 

@@ -46,10 +46,10 @@ INFER_GROUP, OPERATE_GROUP = "edged", "edged-operate"
 class ListenerPolicy(msgspec.Struct, frozen=True):
     """The access rules of one address of the daemon.
 
-    `roles` are granted to every client that reaches the address. `is_local`: only clients on this machine reach it, by
-    unix socket or loopback without TLS. `asks_certificates`: clients must show a certificate. `group`: the group that
-    may open a default socket; empty for other addresses. `operators` is another address, at which operators can call;
-    the messages of refusals name this address.
+    `roles` are granted to every client that reaches the address. `is_local`: only clients on this machine reach the
+    address, by unix socket or by loopback without TLS. `asks_certificates`: clients must show a certificate. `group`:
+    the group that may open a default socket; empty for other addresses. `operators` is another address, at which
+    operators can call; the messages of refusals name this address.
     """
 
     name: str
@@ -200,7 +200,7 @@ def with_certificate(
     shown = list(names)
     if not shown:
         return caller
-    if now >= expires:  # it was valid when the connection was made, but may have expired
+    if now >= expires:  # the certificate was valid at the TLS handshake, but may have expired
         return msgspec.structs.replace(caller, problem=f"the certificate of {shown[0][:80]} has expired; renew it")
     given = roles_of(shown, known)
     name = next((name for name in shown if name in known), shown[0])[:80]
@@ -237,8 +237,8 @@ def secret_of(authorization: str) -> str | None:
 
 
 def host_of(peer: str) -> str:
-    """Return the host in the name that gRPC gives a client, such as `ipv4:1.2.3.4:56` or `ipv6:%5B::1%5D:56`. Empty for
-    a unix socket."""
+    """Return the host in gRPC's name of a client, such as `ipv4:1.2.3.4:56` or `ipv6:%5B::1%5D:56`; empty for
+    `unix:`."""
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return ""
@@ -287,7 +287,7 @@ METHODS: Final[dict[str, Roles | None]] = {
         ),
         (OPERATE, _OPERATIONS, "AddToGallery RemoveFromGallery"),
         (READ, _OPERATIONS, "ListGalleries"),
-        (OPERATE, _OPERATIONS, "EngineReport"),  # it may show pictures of what cameras saw hours ago
+        (OPERATE, _OPERATIONS, "EngineReport"),  # the report may show pictures that cameras took hours ago
         (OPERATE, _OPERATIONS, "CollectFrames StopCollecting RemoveFrames"),
         (READ, _OPERATIONS, "ListFrames"),
         (OPERATE, _OPERATIONS, "AddCamera SetCamera RemoveCamera SetModel TryModel"),
@@ -300,7 +300,7 @@ METHODS: Final[dict[str, Roles | None]] = {
 
 
 def refusal(method: str, caller: Caller) -> EdgedError | None:
-    """Return why a caller may not call a method, such as `/edged.v1.Cameras/Detect`; None if it may."""
+    """Return why a caller may not call a method, such as `/edged.v1.Cameras/Detect`; None if the caller may."""
     if caller.problem:  # also for methods that need no role, so that clients learn that their secret is wrong
         return Unauthenticated(caller.problem)
     needed = METHODS.get(method, DENY_ALL)

@@ -1,10 +1,11 @@
-"""Checks the daemon's certificate at start and reloads it when its files change; reads dates and names of certificates.
+"""Checks the daemon's certificate at start and reloads the certificate when its files change; reads dates and names of
+certificates.
 
 At start, wrong files are an error. Later, the previous certificate stays in use, and `problem` says what is wrong with
 the new files. A box without a clock may start in 1970, so a certificate that is not valid yet is reported and used.
 
-Python's ssl module reads the dates only of a connected peer's certificate. So this module reads the dates of the
-daemon's own certificate itself (RFC 5280, X.690), and edged needs no other library for that.
+Python's ssl module reads the dates only of a connected peer's certificate. So this module itself parses the dates of
+the daemon's certificate (RFC 5280, X.690), without another library.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def names_of(certificate: PeerCertificate) -> list[str]:
 
 
 def ends_of(certificate: PeerCertificate) -> float:
-    """Return when a client's certificate expires, in seconds since the epoch; 0 if it has no valid date."""
+    """Return when a client's certificate expires, in seconds since the epoch; 0 without a valid date."""
     try:
         return float(ssl.cert_time_to_seconds(str(certificate.get("notAfter", ""))))
     except ValueError:
@@ -55,8 +56,7 @@ def ends_of(certificate: PeerCertificate) -> float:
 
 
 def validity(pem: str) -> Validity:
-    """Return the validity of the first certificate in a PEM text. Raises ValueError if the certificate cannot be
-    parsed."""
+    """Return the validity of the first certificate in a PEM text. Raises ValueError for an invalid certificate."""
     begin, end = pem.find(_BEGIN), pem.find(_END)
     if begin < 0 or end < begin:
         raise ValueError("the file contains no certificate")
@@ -83,7 +83,7 @@ def _inside(data: bytes) -> bytes:
 
 
 def _item(data: bytes) -> tuple[int, bytes, bytes]:
-    """Return the first DER item: tag, content, and the bytes after it."""
+    """Return the first DER item: tag, content, and the bytes after the item."""
     tag, length, start = data[0], data[1], 2
     if length & 0x80:
         count = length & 0x7F

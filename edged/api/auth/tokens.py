@@ -32,8 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stored token: `sha256` in hexadecimal; `created` and `expires` in seconds since the epoch, `expires` 0 for
-    never."""
+    """A stored token: `sha256` in hexadecimal; `created` and `expires` in seconds since the epoch, 0 for never."""
 
     name: str
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -70,8 +69,8 @@ def digest(secret: str) -> str:
 
 
 def find(tokens: tuple[Token, ...], secret: str) -> Token | None:
-    """Return the token that has this secret; None if no token has it. All tokens are compared in constant time, so that
-    the duration reveals nothing."""
+    """Return the token that has this secret; None if no token has this secret. All tokens are compared in constant
+    time, so that the duration reveals nothing."""
     shown, found = digest(secret), None
     for token in tokens:
         if hmac.compare_digest(token.sha256, shown):
@@ -80,7 +79,7 @@ def find(tokens: tuple[Token, ...], secret: str) -> Token | None:
 
 
 class TokenFile:
-    """The tokens on disk. Every change replaces the whole file; a running daemon sees it within a second."""
+    """The tokens on disk. Every change replaces the whole file; a running daemon sees the change within a second."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -135,8 +134,7 @@ class TokenFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the folder against other commands, so that each command sees the tokens that the command before it
-        wrote."""
+        """Lock the folder against other commands, so that no command overwrites the tokens of another."""
         import fcntl
 
         folder = self.path.parent

@@ -1,6 +1,6 @@
 """The endpoints besides gRPC: HTTP, the page, Frigate, frames over ZeroMQ, published results, and metrics.
 
-Each endpoint has its own settings. When they change, only that endpoint is closed and opened again.
+Each endpoint has its own settings. A change of these settings closes and opens only that endpoint.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Endpoint(Generic[Setting]):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses that the endpoint listens on; empty while it is closed."""
+        """The addresses that the endpoint listens on; empty while the endpoint is closed."""
         return self._opened.addresses if self._opened is not None else ()
 
     async def start(self) -> None:
@@ -112,7 +112,7 @@ class Endpoints:
         return [address for endpoint in self._all for address in endpoint.addresses]
 
     async def start(self) -> None:
-        """Open all endpoints. After a ConfigError, call `stop` and `publish.stop` to close those that are open."""
+        """Open all endpoints. After a ConfigError, call `stop` and `publish.stop` to close the open endpoints."""
         for endpoint in self._all:
             await endpoint.start()
 

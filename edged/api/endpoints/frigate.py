@@ -1,4 +1,4 @@
-"""The endpoint for Frigate's ZMQ detector. Frigate's own plugin connects to it, without changes.
+"""The endpoint for Frigate's ZMQ detector. Frigate's unchanged plugin connects to this endpoint.
 
 Two properties of the plugin determine the answers. The plugin asks for its model only once, and never detects anything
 if the model is missing. So edged reports every model of the daemon as loaded, and answers without objects until an
@@ -187,7 +187,7 @@ class FrigateEndpoint:
         return reader
 
     async def _save(self, peer: bytes, message: wire.ModelSent) -> None:
-        """Add a model if uploads are on. If this takes longer than `_PATIENCE`, report the model as saved before it is:
+        """Add a model if uploads are on. If this takes longer than `_PATIENCE`, report the model as saved all the same:
         after a refusal Frigate would never detect anything, even when the model is ready."""
         if not self._settings.uploads:
             _LOG.warning(

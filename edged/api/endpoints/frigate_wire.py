@@ -44,7 +44,7 @@ class ModelAsked(msgspec.Struct, frozen=True):
 
 
 class ModelSent(msgspec.Struct, frozen=True):
-    """The file of a model. Frigate sends it if the daemon answered that it does not have the model."""
+    """The file of a model. Frigate sends the file if the daemon answered that the model is not available."""
 
     name: str
     data: memoryview
@@ -219,9 +219,8 @@ class Reader:
         )
 
     def form(self, tensor: Tensor) -> Form:
-        """Return the tensor in a form that the model accepts. Raises InvalidInput if the model accepts no form of
-        it."""
-        # The daemon does not run families from other packages. Their engine's host decodes, if it gets a picture.
+        """Return the tensor in a form that the model accepts. Raises InvalidInput if the model accepts no such form."""
+        # Not for families from other packages: only the engine's host runs their code, and it needs a picture.
         if tensor.pixels.dtype == np.float32 and self._model.recognition.package is None:
             spec = self._takes(tensor)
             if spec is not None:

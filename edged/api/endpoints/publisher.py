@@ -86,7 +86,7 @@ class Publisher:
             self.send(topic, encode(fields()))
 
     def _received(self, frames: list[zmq.Frame]) -> None:
-        """Record that a topic got its first subscriber, or that it lost its last one. Ignore other messages."""
+        """Record that a topic got its first subscriber or lost its last subscriber. Ignore other messages."""
         word = frames[0].bytes
         kind, topic = word[:1], word[1:]
         if kind == b"\x01":
@@ -123,7 +123,7 @@ def _event(event: Event, epoch: str) -> Fields:
 
 
 class Echo(msgspec.Struct, frozen=True):
-    """The fields of a frame that are copied into its result. Their names are those of `edged.v1.Frame`."""
+    """The fields of a frame that are copied into its result, named as in `edged.v1.Frame`."""
 
     camera: str = ""
     sequence: int = 0
@@ -136,8 +136,7 @@ def encode(fields: Fields) -> bytes:
 
 
 def delivered(echo: Echo, delivery: Delivery[Any]) -> Fields:
-    """Return the result of one frame as fields for JSON. The field `outputs` only describes raw outputs, without their
-    bytes."""
+    """Return the result of one frame as fields for JSON. The field `outputs` only describes raw outputs."""
     fields: Fields = {
         **msgspec.structs.asdict(echo),
         "received_unix_ns": delivery.received_ns,
@@ -185,8 +184,7 @@ def _timings(queue_ms: float, times: Times, total_ms: float) -> dict[str, float]
 
 
 def _found(answer: Answered) -> Fields:
-    """Return the fields of an answer to a picture or a crop: detections, other content, or descriptions of raw
-    outputs."""
+    """Return the fields of an answer to a picture or a crop: detections, content, or descriptions of raw outputs."""
     names = answer.engine.recognition.names
     if answer.detections is not None:
         found = roboflow(Detections.unpack(answer.detections), names, answer.width, answer.height)

@@ -90,12 +90,12 @@ class BoundSocket:
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool | None:
         """Send a message without waiting. Return True if it was sent, False if the receiver has disconnected, None if
-        the receiver's queue is full because it does not read."""
+        the receiver does not read and its queue is full."""
         try:
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
             except zmq.Again:
-                # Reading this option makes ZeroMQ notice that the peer has read messages; otherwise ZeroMQ seldom does.
+                # Only reading this option makes ZeroMQ notice quickly that the peer has read messages.
                 self._socket.getsockopt(zmq.EVENTS)
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:

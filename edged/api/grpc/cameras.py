@@ -51,7 +51,7 @@ class CameraService:
             reader.cancel()
 
     async def detect_one_bytes(self, data: bytes, context: Context) -> bytes:
-        """Answer one frame, as `answer` does. Unlike a frame of a stream, a newer frame never replaces it."""
+        """Answer one frame, as `answer` does. Unlike in a stream, a newer frame never replaces the frame."""
         client = partial(identity.current, context.peer)
         return result_of(await self.answer(read_frame(data), context.time_remaining(), client)).SerializeToString()
 
@@ -84,8 +84,7 @@ class CameraService:
         return delivery
 
     async def detect_bytes(self, frames: AsyncIterator[bytes], context: Context) -> AsyncGenerator[bytes, None]:
-        """Answer a stream of frames of one or more cameras; protos/cameras.proto describes the guarantees of this
-        method."""
+        """Answer a stream of frames of one or more cameras; protos/cameras.proto describes the guarantees."""
         stream: Stream[Tag] = Stream(self._cameras, self._tracking)
         segments, sources = Segments(client=partial(identity.current, context.peer)), SoundSources()
         reader = asyncio.create_task(self._read(frames, stream, segments, sources))

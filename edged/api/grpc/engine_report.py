@@ -1,8 +1,8 @@
 """The method EngineReport: a report about one engine, with pictures of the frames on which the engine differs most from
 the reference.
 
-The pictures show what the box's cameras saw. They are drawn in a child process while the call runs, from the frames
-that the daemon collected, and are not kept. Only operators may request them.
+The pictures show what the box's cameras saw, so only operators may request a report. A child process draws the pictures
+during the call, from the frames that the daemon collected. The pictures are not kept.
 """
 
 from __future__ import annotations
@@ -103,8 +103,7 @@ class EngineReportHandlers:
         return drawn, lost if missing else ""
 
     def _paths(self, collection: str, models: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-        """Return the path and the digest of each frame of a collection on which engines are judged, by the frame's
-        name."""
+        """Return the path and the digest of each frame of a collection that engines are judged on, by frame name."""
         planned = (self._controller.models.get(name) for name in models)
         known = (each.model.collected for each in planned if each is not None and each.model is not None)
         found = [each for each in known if each is not None and each.id == collection]

@@ -1,7 +1,8 @@
 """grpc.health.v1: the health of the daemon (empty name), of each service, and of each model and pipeline, by name.
 
-A model is SERVING once one of its engines has answered. It is NOT_SERVING while it is being loaded, if it cannot be
-served, or if it stopped answering. A degraded model (an alarm says why) is SERVING: the protocol has no state for it.
+A model is SERVING once one of its engines has answered. A model is NOT_SERVING while it is being loaded, if it cannot
+be served, or if it stopped answering. A degraded model is SERVING, because the protocol has no such state; an alarm
+says why.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class HealthService:
-    """The health service. `names` are the names of the gRPC services. Call `look` after a change, to notify
-    watchers."""
+    """The health service. `names` are the gRPC services. Call `look` after each change of a status."""
 
     def __init__(self, controller: Controller, names: Iterable[str]) -> None:
         self._controller = controller

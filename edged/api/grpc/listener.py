@@ -51,7 +51,7 @@ def raise_descriptor_limit() -> None:
 
 
 class Listener:
-    """One address. It is bound on creation and serves after `start`."""
+    """One address, which is bound on creation, and served after `start`."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Listener:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept connections; close those beyond the limit at once."""
+        """Accept connections; close connections beyond the limit at once."""
         loop = asyncio.get_running_loop()
         for _ in range(_AT_ONCE):
             try:

@@ -83,8 +83,7 @@ class Service:
             self.requests[path] = kind
 
     async def call(self, method: str, request: Message, response: type[Response], context: Context) -> Response:
-        """Call a unary method for a request from another protocol; `response` is the response type. Raises
-        Unsupported."""
+        """Call a unary method for another protocol; `response` is the response type. Raises Unsupported."""
         if method not in self._unary:
             raise Unsupported(f"this version of edged has no method {method}")
         answer: Response = await self._unary[method](request, context)

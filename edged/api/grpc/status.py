@@ -87,8 +87,7 @@ def describe(error: Exception) -> tuple[Status, str]:
 
 
 def error_code(error: Exception) -> ErrorCode:
-    """Return the error code that programs test (docs/errors.md); INTERNAL for an exception that is not an
-    EdgedError."""
+    """Return the error code that programs test (docs/errors.md); INTERNAL unless `error` is an EdgedError."""
     return error.code if isinstance(error, EdgedError) else ErrorCode.INTERNAL
 
 

@@ -86,7 +86,7 @@ async def receive_upload(
 ) -> tuple[pb.ModelHeader, Upload]:
     """Write an upload into `folder`; the upload's first file is the model. Raises AlreadyExists if a pipeline has the
     model's name, or if `taken` has that name and the header does not ask to replace the model. Raises InvalidInput if
-    the parts are out of order, and another EdgedError if they cannot be written."""
+    the parts are out of order, and another EdgedError if the disk fails."""
     header = pb.ModelHeader()
     try:
         async with contextlib.aclosing(Upload(folder)) as upload:
@@ -179,7 +179,7 @@ class Upload:
 
 
 def _relative(path: str) -> str:
-    """Return a path inside the model's folder. Raises InvalidInput if it leads outside."""
+    """Return a path inside the model's folder. Raises InvalidInput if the path leads outside."""
     if leads_outside(path):
         raise InvalidInput(f"invalid file name {path[:80]!r}: it must be a relative path without '..'")
     return str(PurePosixPath(path))

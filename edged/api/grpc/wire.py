@@ -2,7 +2,7 @@
 
 Large messages: protobuf parses a whole message while it holds the GIL, and two bytes on the wire can become an object.
 So 30 MiB of empty fields would block the daemon for seconds and use gigabytes. Therefore a large message is measured
-first. Apart from its contents (pictures, sound, tensors and files), it must be small.
+first. Apart from its contents (pictures, sound, tensors and files), the message must be small.
 
 Inference: protobuf copies every `bytes` field when it parses and when it writes. Here a request is parsed without its
 raw contents, and a camera's frame without its picture. Contents and picture stay views of the received bytes. A
@@ -252,7 +252,7 @@ def _split_frame(data: memoryview) -> tuple[bytes, memoryview] | None:
 
 
 class _Field(NamedTuple):
-    """A field with a length: its tag, where it starts, and where its contents begin and end."""
+    """A field with a length: its tag, and the positions where the field starts and where its contents begin and end."""
 
     tag: int
     at: int

@@ -53,9 +53,9 @@ class Bodies:
             self.used -= held.size
 
     def take(self, held: Held, size: int) -> None:
-        """Count `size` more bytes of a body. If no room is left for them, end the slowest body and use its room. Raises
-        Overloaded if this body is the slowest, if no body is slow enough to be ended, or if the end of the slowest
-        body would not make enough room."""
+        """Count `size` more bytes of a body. If no room is left, end the slowest body and use its room. Raises
+        Overloaded if this body is the slowest, if no body is slow enough to be ended, or if the end of the slowest body
+        would not make enough room."""
         if self.used + size > self._room:
             slowest = min(self._coming, key=lambda each: each.since, default=held)
             is_behind = time.monotonic() - slowest.since > _BEHIND_SECONDS

@@ -136,8 +136,9 @@ def web_page_refusal(headers: Mapping[str, str], peer: str, any_host: bool = Fal
     """Return one line that says why a request for a web page of another site is refused; None if a request is allowed.
 
     A browser on this machine sends requests on behalf of any web page. The header `Origin` shows whether the page is of
-    another site. `Host` shows whether the page used another site's name for this machine (DNS rebinding). `peer` is as
-    gRPC names it. `any_host` also allows a `Host` that is not loopback's, for addresses that other machines reach.
+    another site. `Host` shows whether the page used another site's name for this machine (DNS rebinding). `peer` is the
+    client as gRPC names it. `any_host` also allows a `Host` that is not loopback's, for addresses that other machines
+    reach.
     """
     host = headers.get("host", "")
     if not any_host and not peer.startswith("unix:") and host and not _is_here(host):

@@ -186,8 +186,7 @@ class Dispatcher:
         return await handlers.by_message(self._calls, request, route.method, route.names)
 
     async def _stream(self, route: Route, request: HttpRequest) -> HttpResponse:
-        """Return a response whose body is a stream. The call counts as running until the handler has sent the last
-        event."""
+        """Return a response whose body is a stream. The call runs until the handler has sent the last event."""
         who = self._admit(route, request)
         work = openai.begin(self._calls.language, request, _KINDS[route.method])
 
@@ -200,8 +199,8 @@ class Dispatcher:
 
 
 def _authorization(request: HttpRequest) -> str | None:
-    """Return the header `authorization`; None if it is missing. Clients of OpenAI's protocol always send a key, perhaps
-    a dummy. So on the paths of that protocol, a header without a token of edged counts as missing."""
+    """Return the header `authorization`; None if the header is missing. Clients of OpenAI's protocol always send a key,
+    perhaps a dummy. So on the paths of that protocol, a header without a token of edged counts as missing."""
     found = request.headers.get("authorization")
     if found is None or not request.path.startswith(_OPENAI):
         return found
@@ -214,8 +213,7 @@ _KINDS: Mapping[str, openai_requests.Kind] = {"Chat": "chat", "Complete": "compl
 
 
 def _settings(route: Route, body: bytes) -> dict[str, str]:
-    """Return the names of the settings in a request, without their values, as `audit.about` returns them for gRPC
-    calls."""
+    """Return the names of the settings in a request without the values, as `audit.about` does for gRPC calls."""
     if route.method not in ("TraceSetting", "LogSettings") or not body:
         return {}
     try:

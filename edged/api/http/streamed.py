@@ -1,4 +1,4 @@
-"""Bodies that are made while they are sent."""
+"""Response bodies that are sent while a task makes them."""
 
 from __future__ import annotations
 

@@ -226,8 +226,7 @@ def _flag(parameters: Parameters, key: str) -> bool:
 
 
 def _set(parameters: Any, given: Parameters, own: str, whose: str) -> None:
-    """Add the parameters to a message's map of InferParameter, except the parameter `own`, which exists only in
-    HTTP."""
+    """Add parameters to a message's map of InferParameter, except the parameter `own` of the HTTP protocol."""
     for key, value in given.items():
         if key == own:
             continue

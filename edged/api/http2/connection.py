@@ -56,7 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer = memoryview(bytearray(_BUFFER))
         self._begin = self._end = 0  # where the unprocessed bytes in the buffer begin and end
         self._has_preface = self._has_settings = False
-        self._data: Call | None = None  # the call of the current DATA frame; None if it has ended
+        self._data: Call | None = None  # the call of the current DATA frame; None if the call has ended
         self._data_rest = self._padding_rest = self._data_flags = 0
         self._direct = False
         self._block: bytearray | None = None  # an incomplete block of headers

@@ -77,7 +77,7 @@ class HeadDecoder:
 
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=_MOST_LIST)
-        self._known: dict[bytes, Head] = {}  # by block, if it only refers to the HPACK table, until the table changes
+        self._known: dict[bytes, Head] = {}  # by block, for blocks without literals; cleared if the HPACK table changes
 
     def decode(self, block: bytes) -> Head:
         """Return the headers of a call. Raises MalformedHead, or ConnectionFault if HPACK decoding fails."""

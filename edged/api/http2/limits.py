@@ -8,7 +8,7 @@ import msgspec
 
 from edged.api.http2.frames import Code, ConnectionFault
 
-_ANSWERED = 2.0  # units that a message adds, since clients answer it with window updates and acknowledgements
+_ANSWERED = 2.0  # units that a message adds, since clients answer messages with window updates and acknowledgements
 
 # Costs of frames, in units of the allowance.
 FRAME = 1.0

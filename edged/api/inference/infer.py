@@ -180,7 +180,7 @@ class Inference:
             if trace is not None:
                 traced = None if answer is None else msgspec.structs.replace(answer, outputs=outputs())
                 trace.end(work, traced)
-            work.inputs = ()  # the work may stay in the queue for long after it was given up, so free its bytes
+            work.inputs = ()  # abandoned work may stay in the queue for long, so free its bytes
 
     async def _part(self, planned: PlannedModel, part: PartRequest, trace: Trace | None) -> Answered:
         """Answer one step of an ensemble, after the checks that a client's request for the same model gets."""
@@ -293,8 +293,7 @@ def _names(form: Form) -> tuple[str, ...] | None:
 
 
 def _rows_and_alone(served: _Served, inputs: tuple[InputTensor, ...]) -> tuple[int | None, bool]:
-    """Return the rows of a request, as `requests.rows` does, and whether the request must not share a batch with
-    others."""
+    """Return the rows of a request, as `requests.rows` does, and whether the request must not share a batch."""
     required = tuple(tensor for tensor in inputs if tensor.name not in served.defaults) if served.defaults else inputs
     rows = requests.rows(served.model.name, served.most_rows, served.configured_rows, required)
     return rows, not served.is_batched or len(required) < len(inputs)

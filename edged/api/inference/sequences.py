@@ -55,7 +55,7 @@ class _FifoLock:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def acquire(self, expires: float) -> None:
-        """Take the lock. Raises DeadlineExceeded if others hold it until `expires`, in monotonic seconds."""
+        """Take the lock. Raises DeadlineExceeded if others hold the lock until `expires`, in monotonic seconds."""
         if not self._taken:
             self._taken = True
             return
@@ -70,7 +70,7 @@ class _FifoLock:
             if place in self._waiting:
                 self._waiting.remove(place)
             elif not place.cancelled() and place.exception() is None:
-                self.release()  # cancelled at the moment when it got the lock
+                self.release()  # cancelled just after it got the lock
             raise
         finally:
             if timer is not None:
@@ -105,7 +105,7 @@ class _Sequence:
 
 class Turn(NamedTuple):
     """The turn of a request in its sequence. `state` is None for the first request of a sequence. `commit` stores the
-    state after the request. It raises Overloaded if all states together would be too large."""
+    state after the request. `commit` raises Overloaded if all states together would be too large."""
 
     state: StateTensors | None
     commit: Callable[[StateTensors], None]

@@ -1,4 +1,4 @@
-"""inference.GRPCInferenceService: the Open Inference Protocol. Triton's clients work with it without changes."""
+"""inference.GRPCInferenceService: the Open Inference Protocol. Triton's clients work without changes."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class _Answers:
     """The responses of one request. A task makes them while the responses of earlier requests are sent."""
 
     def __init__(self, responses: AsyncGenerator[bytes, None]) -> None:
-        self._made: asyncio.Queue[bytes | None] = asyncio.Queue()  # unbounded: a request has a limited number of responses
+        self._made: asyncio.Queue[bytes | None] = asyncio.Queue()  # unbounded: the models limit the responses
         self._task = asyncio.create_task(self._make(responses))
 
     async def next(self) -> bytes | None:

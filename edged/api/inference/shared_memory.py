@@ -22,8 +22,7 @@ class Region:
     """A registered part of a shared memory object: `size` bytes from `offset`."""
 
     def __init__(self, name: str, key: str, offset: int, size: int, folder: Path, client: Identity) -> None:
-        """Raises InvalidInput if the object is missing or too small, or if `client` itself could not open the
-        object."""
+        """Raises InvalidInput for a missing or too small object, or if `client` itself could not open the object."""
         self.name, self.key, self.offset, self.size = name, key, offset, size
         self._object = SharedObject(folder, key.removeprefix("/"), client, InvalidInput, for_writing=True)
         self.is_writable = self._object.is_writable
@@ -87,7 +86,7 @@ class Regions:
 
     def register(self, name: str, key: str, offset: int, size: int, client: Identity = ANYONE) -> None:
         """Register a region. Raises AlreadyExists if the name is in use, InvalidInput if the object is unusable or
-        `client` could not open it itself, or Overloaded if there are too many regions."""
+        `client` itself could not open it, or Overloaded if there are too many regions."""
         if not name:
             raise InvalidInput("the region of shared memory has no name; give the region a name")
         if name in self._regions:

@@ -112,7 +112,7 @@ class _Answer:
         is_first, tokens, last = True, 0, Text(0, "", 0)
         async with aclosing(texts):
             async for last in texts:
-                if is_first and self._is_chat:  # only with the first text: before it, a status can report an error
+                if is_first and self._is_chat:  # not before the first text, so that a status can report an early error
                     yield self._chunk({"role": "assistant", "content": ""})
                 is_first = False
                 tokens += last.tokens

@@ -244,8 +244,7 @@ def _message(message: _Message) -> ChatMessage:
 
 
 def _arguments(call: _Call) -> Any:
-    """Return the arguments of a call as an object, which the templates of models expect; as text if they are not
-    JSON."""
+    """Return the arguments of a call as an object, as the templates of models expect; as text if not JSON."""
     try:
         return json.loads(call.function.arguments)
     except (ValueError, RecursionError):

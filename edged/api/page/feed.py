@@ -33,7 +33,7 @@ class Feed:
 
     async def follow(self) -> AsyncGenerator[dict[str, bytes], None]:
         """Yield a mapping with all parts of the page. Then yield, once per update, a mapping with the changed parts
-        only; it can be empty."""
+        only, which can be empty."""
         self._viewers += 1
         try:
             if not self._parts:

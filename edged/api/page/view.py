@@ -102,7 +102,7 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 
 class AlarmRow(msgspec.Struct, frozen=True):
-    """An alarm. `about` names the camera or model that it concerns, if any."""
+    """An alarm. `about` names the camera or model of the alarm, if any."""
 
     kind: str
     about: str
