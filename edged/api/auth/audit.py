@@ -83,7 +83,7 @@ class AuditLog:
             self.problem = "the disk is too slow"
 
     def refused(self, line: Line, host: str) -> None:
-        """Log and queue a line about a refused call, once per second and host: any client can cause refusals."""
+        """Log and queue a line about a refused call, at most one per second and host: any client can cause them."""
         now = self._clock()
         if now - self._refusals.get(host, -_REFUSAL_SECONDS) < _REFUSAL_SECONDS:
             return

@@ -181,8 +181,8 @@ class Guard:
 
     def watched(self, who: Caller, method: str, *, is_stream: bool) -> contextlib.AbstractContextManager[None]:
         """Return the context in which a call of `method` runs. The context cancels streams, and calls with a token or a
-        certificate, as soon as the caller may no longer make them. It never cancels Reload: a reload can revoke the
-        role of its own caller, and must still be answered."""
+        certificate, as soon as the caller may no longer make them. The context never cancels Reload: a reload can
+        revoke the role of its own caller, and must still be answered."""
         if is_stream:
             return self._under_way(who, method)
         is_watched = who.has_shown and method != policy.RELOAD

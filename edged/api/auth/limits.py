@@ -212,7 +212,7 @@ class Budget:
             )
         waiter = _Waiter(client, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
-        self._wake()  # earlier messages may wait for their client's limit only
+        self._wake()  # this message may pass messages that wait for their client's limit
         try:
             await waiter.turn
         except asyncio.CancelledError:

@@ -224,7 +224,7 @@ class Certificate:
 
     @property
     def problem(self) -> str:
-        """Why the certificate, or its new files, cannot be used, now or soon; empty if all is well."""
+        """The present or coming problem of the certificate or of its new files; empty if there is no problem."""
         return self._refused or worry(self._tls.certificate, self._material.validity, time.time())
 
 

@@ -1,4 +1,4 @@
-"""Bearer tokens of 256 random bits. A file that only its owner can read has their SHA-256.
+"""Bearer tokens of 256 random bits. Their SHA-256 digests are in a file that only the file's owner can read.
 
 A slow hash such as scrypt is for secrets that people choose, because such secrets can be guessed. 256 random bits
 cannot be guessed, whatever the hash, and a slow hash would cost time in every call.

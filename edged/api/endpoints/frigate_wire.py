@@ -219,7 +219,7 @@ class Reader:
         )
 
     def form(self, tensor: Tensor) -> Form:
-        """Return the tensor in a form that the model accepts. Raises InvalidInput if the model accepts no such form."""
+        """Return the tensor in a form that the model accepts. Raises InvalidInput if no such form exists."""
         # Not for families from other packages: only the engine's host runs their code, and it needs a picture.
         if tensor.pixels.dtype == np.float32 and self._model.recognition.package is None:
             spec = self._takes(tensor)

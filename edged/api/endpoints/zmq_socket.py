@@ -159,8 +159,7 @@ class BoundSocket:
 
 
 def place(address: str, setting: str, allow_remote: bool | None = None) -> tuple[str, Path | None]:
-    """Return the address for ZeroMQ, and the path of its socket file (None for TCP). Raises ConfigError for an invalid
-    one.
+    """Return the address for ZeroMQ, and the path of its socket file (None for TCP). Raises ConfigError if invalid.
 
     `allow_remote`: True accepts addresses that other machines can reach, False and None refuse them. With False the
     error names the setting that allows such addresses; with None no such setting exists.

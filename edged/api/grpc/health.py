@@ -37,7 +37,7 @@ class HealthService:
         if now != self._known:
             self._known = now
             self._news.set()
-            self._news = asyncio.Event()  # later calls of `watch` wait for this event
+            self._news = asyncio.Event()  # for the next change
 
     def stop(self) -> None:
         """From now on, report NOT_SERVING for every name."""

@@ -235,8 +235,7 @@ class OperationsService:
 
     async def try_file(self, model: Path, settings: Mapping[str, str], picture: Path | None) -> pb.TryModelResponse:
         """Examine a model file. If the model reads pictures, run it on `picture`; if `picture` is None, on a picture
-        that edged draws. The response says why edged refuses a model. Raises InvalidInput if the picture is
-        unusable."""
+        that edged draws. The response says why edged refuses a model. Raises InvalidInput for an unusable picture."""
         builder = self._controller.builder
         installed = registry.usable(self._controller.fingerprint.facts)
         try:

@@ -158,7 +158,7 @@ async def _send_stream(send: Send, receive: Receive, answer: HttpResponse, strea
 
 
 _MIB = 1 << 20
-_BODIES_AT_ONCE = 4  # the room for all bodies, in bodies of the largest size
+_BODIES_AT_ONCE = 4  # bodies of the largest size that fit into the room for all bodies
 _BACKLOG = 128
 
 

@@ -133,7 +133,7 @@ async def offload(size: int, work: Callable[[], T]) -> T:
 
 
 def web_page_refusal(headers: Mapping[str, str], peer: str, any_host: bool = False) -> str | None:
-    """Return one line that says why a request for a web page of another site is refused; None if a request is allowed.
+    """Return one line that says why a request for a web page of another site is refused; None if it is allowed.
 
     A browser on this machine sends requests on behalf of any web page. The header `Origin` shows whether the page is of
     another site. `Host` shows whether the page used another site's name for this machine (DNS rebinding). `peer` is the

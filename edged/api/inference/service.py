@@ -68,7 +68,7 @@ class InferenceService:
         return pb.ServerLiveResponse(live=True)
 
     async def server_ready(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        """Return whether every model that can be served is ready; always true with strict_readiness = false."""
+        """Return whether every model is ready, refused models aside; always true with strict_readiness = false."""
         return pb.ServerReadyResponse(ready=self._controller.is_ready)
 
 
