@@ -7,4 +7,4 @@ from google.protobuf.descriptor_pool import DescriptorPool
 
 # Not the process's default pool: tritonclient registers its package `inference` there.
 POOL = DescriptorPool()
-FOLDER = Path(__file__).parent  # also of the .proto files, for clients in other languages
+FOLDER = Path(__file__).parent  # also has the .proto files, for clients in other languages

@@ -1,8 +1,8 @@
 """Writes the audit log to rotated files, one line of JSON for each record. Each call that needs the role `operate` has
 a record. Refused calls have at most one record per second and host.
 
-A thread writes the lines, so that no call waits for the disk. Lines that cannot be written are counted. Lines are not
-synced to the disk: after a power cut the last lines may be missing.
+A thread writes the lines, so that no call waits for the disk. `AuditLog.lost` counts lines that cannot be written. The
+thread does not call fsync: after a power cut the last lines may be missing.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from google.protobuf.message import Message
 _LOG = logging.getLogger("edged.access")
 FILE = "audit.jsonl"
 _FILES = 4  # the current file and the older ones
-_WAITING = 4096  # most lines that wait for the disk
+_WAITING = 4096  # limit of the lines that wait for the disk
 _CLOSING_SECONDS = 2.0
 _REFUSAL_SECONDS = 1.0  # least time between two lines about refused calls of one host
 _HOSTS = 1024
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One record. `time` is in UTC. `who` is the caller's name, `peer` its address. `about` has the names and values of
-    those fields of the request that the log records. `outcome` is OK or another gRPC status, `message` is the error.
-    `milliseconds` is the duration."""
+    """One record. `time` is in UTC. `who` is the caller's name, `peer` is the caller's address as gRPC names it.
+    `about` has the recorded fields of the request, by name. `outcome` is OK or another gRPC status, `message` is the
+    error's message. `milliseconds` is the duration of the call."""
 
     time: str
     who: str
@@ -62,8 +62,7 @@ class AuditLog:
     def __init__(
         self, folder: Path, size: int, *, waiting: int = _WAITING, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`size` is the limit of all files together, in bytes. `waiting` is the largest number of lines that wait for
-        the disk."""
+        """`size` is the limit of all files together, in bytes. `waiting` limits the lines that wait for the disk."""
         self.size, self._clock = size, clock
         self.lost = 0
         self.problem = ""
@@ -73,7 +72,7 @@ class AuditLog:
         self._refusals: OrderedDict[str, float] = OrderedDict()  # when each host last got a line
 
     def write(self, line: Line) -> None:
-        """Queue a line."""
+        """Queue a line for the thread. If the queue is full, drop the line and count it in `lost`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
             self._thread.start()
@@ -84,7 +83,7 @@ class AuditLog:
             self.problem = "the disk is too slow"
 
     def refused(self, line: Line, host: str) -> None:
-        """Queue a line about a refused call: at most one per second and host, since any client can cause refusals."""
+        """Log and queue a line about a refused call, at most one per second and host: any client can cause them."""
         now = self._clock()
         if now - self._refusals.get(host, -_REFUSAL_SECONDS) < _REFUSAL_SECONDS:
             return
@@ -118,7 +117,7 @@ class AuditLog:
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             size = os.fstat(handle).st_size
-            if os.write(handle, data) < len(data):  # the disk is full: remove the half line
+            if os.write(handle, data) < len(data):  # the disk is full: remove the incomplete line
                 os.ftruncate(handle, size)
                 raise OSError(28, "No space left on device")
         finally:
@@ -133,15 +132,15 @@ class AuditLog:
                 os.replace(before, self._path.with_name(f"{FILE}.{number}"))
 
 
-# The fields of operators' requests that the log records. It records no other field.
+# The fields of requests that the log records, also within the messages in `_INNER`. No other field is recorded.
 _NAMES = ("name", "model_name", "model", "engine", "everything", "force", "repository_name", "settings")
 _INNER = ("selector", "header")
 _LONGEST = 200
 
 
 def about(message: Message) -> dict[str, str]:
-    """Return the names and values of those fields of a request that the log records. Only fields in `_NAMES` are
-    recorded. Of a map, such as settings, only the keys are recorded."""
+    """Return the recorded fields (`_NAMES`) of a request that are set, by name. Values are cut to 200 characters. For a
+    map, such as `settings`, the value is the list of keys."""
     found: dict[str, str] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

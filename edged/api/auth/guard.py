@@ -1,4 +1,4 @@
-"""Checks every call by gRPC or HTTP: credentials, roles, limits, and the audit log."""
+"""Checks the credentials and roles of every gRPC and HTTP call. Holds the limits of clients and the audit log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Guard:
     """Checks who may call one daemon. Tokens, certificates and configuration may change while calls run."""
 
     def __init__(self, access: Access, tls: Tls, state: Path, defaults: tuple[str, str] | None = None) -> None:
-        """`state` is the daemon's state folder. `defaults` are its two default sockets; None if it does not serve both.
+        """`state` is the daemon's state folder. `defaults` are the addresses of the two default sockets, for inference
+        and for operators; None if the daemon does not serve both.
 
         Raises ConfigError if the files of tokens or certificates are unusable.
         """
@@ -45,13 +46,12 @@ class Guard:
         self.generation = 0  # increases when the roles of callers may have changed
         self._book = TokenBook(TokenFile(tokens_path(access, state)))
         self._requests: dict[str, type[Message]] = {}
-        self._open: dict[tuple[Caller, str], set[asyncio.Task[object]]] = {}  # running calls, by caller and `stream`
-        self._granted: dict[str, policy.Roles] = {}  # the roles of addresses, until they change
-        self._without_tls = set[str]()  # addresses that have no TLS, whatever the configuration says
+        self._open: dict[tuple[Caller, str], set[asyncio.Task[object]]] = {}  # running calls; see `_under_way`
+        self._granted: dict[str, policy.Roles] = {}  # results of `_roles_of`, until the roles change
+        self._without_tls = set[str]()  # addresses without TLS, even if [tls] is set
 
     def register(self, requests: Mapping[str, type[Message]]) -> None:
-        """Add the request type of each method, by the method's path. `record` needs the types to decode requests that
-        it gets as bytes."""
+        """Add the request type of each method, by the method's path. `record` decodes requests with these types."""
         self._requests.update(requests)
 
     def require_known(self, addresses: Iterable[str], without_roles: Iterable[str] = ()) -> None:
@@ -69,8 +69,9 @@ class Guard:
     async def reconfigure(
         self, access: Access, listen: Iterable[str], others: Iterable[str] = (), without_roles: Iterable[str] = ()
     ) -> None:
-        """Apply new roles, limits and tokens. `listen` are the addresses of gRPC, `others` those of other endpoints,
-        `without_roles` those of endpoints whose callers need no role. On ConfigError nothing changes."""
+        """Apply new roles, limits and tokens. `listen` are the addresses of gRPC, `others` the addresses of other
+        endpoints, `without_roles` the addresses of endpoints whose callers need no role. On ConfigError nothing
+        changes."""
         addresses = list(listen)
         gone = set(self.access.unencrypted) - set(access.unencrypted)
         if still := gone & {*addresses, *others, *without_roles}:
@@ -94,8 +95,7 @@ class Guard:
             self._changed()
 
     async def reconfigure_tls(self, tls: Tls) -> None:
-        """Use other TLS files. Raises ConfigError if the files are unusable, or if the change needs listeners to be
-        opened again."""
+        """Use other TLS files. Raises ConfigError if the files are unusable, or if the change needs a restart."""
         if self.certificate is None or _at_opening(tls) != _at_opening(self.tls):
             raise ConfigError(
                 "the new [tls] changes which addresses use TLS or ask for certificates; restart the daemon to apply it"
@@ -123,7 +123,7 @@ class Guard:
             _LOG.info("tokens changed: %d are valid", len(self._book.tokens))
             self._changed()
         elif self._open:
-            self._expel()  # calls whose callers' credentials have expired
+            self._expel()  # end calls whose callers' credentials have expired
         if renewed:
             _LOG.info("certificate %s is in use", self.tls.certificate)
 
@@ -173,16 +173,16 @@ class Guard:
     def record(
         self, method: str, who: Caller, peer: str, what: object, outcome: str, message: str, began: float
     ) -> None:
-        """Record a command in the audit log. `what` is the request as a message or as bytes, or the fields of the
-        request that the log records. `began` is the command's start, in seconds of `time.perf_counter()`."""
+        """Record a call in the audit log. `what` is the request as a message or as bytes, or the recorded fields of the
+        request. `began` is the call's start, in seconds of `time.perf_counter()`."""
         names = what if isinstance(what, dict) else self._about(method, what)
         took = round((time.perf_counter() - began) * 1e3, 1)
         self.audit.write(Line.of(who.name, who.roles, method, peer, outcome, message, about=names, milliseconds=took))
 
     def watched(self, who: Caller, method: str, *, is_stream: bool) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which a call of `method` runs. A stream, and a call of a caller who has shown a token
-        or a certificate, is cancelled as soon as the caller may no longer make it. A reload may take the role from its
-        own caller, and must still be answered, so it is not watched."""
+        """Return the context in which a call of `method` runs. The context cancels streams, and calls with a token or a
+        certificate, as soon as the caller may no longer make them. The context never cancels Reload: a reload can
+        revoke the role of its own caller, and must still be answered."""
         if is_stream:
             return self._under_way(who, method)
         is_watched = who.has_shown and method != policy.RELOAD
@@ -191,8 +191,7 @@ class Guard:
     @contextlib.contextmanager
     def _under_way(self, who: Caller, stream: str = "") -> Iterator[None]:
         """While the `with` block runs, cancel the call as soon as its caller may no longer make the call. The block
-        then raises the error that `lost` returns. `stream` is the method of a call that may last long, and empty for
-        short calls."""
+        then raises the error that `lost` returns. `stream` is the method of a streaming call; empty for other calls."""
         task = asyncio.current_task()
         if task is None:
             yield

@@ -1,9 +1,8 @@
 """Finds the user of this machine that makes a call. The daemon opens files for a client only if that user could open
 them.
 
-A call over a unix socket counts as made by the owner of the socket's file. If the file's group may open the file, the
-call counts as made by any member of the group. For a call over loopback, the kernel's table of connections names the
-user.
+For a call over a unix socket, the mode of the socket's file decides: the user counts as the file's owner, as any member
+of the file's group, or as anyone. For a call over loopback, the kernel's table of connections names the user.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ CURRENT: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """A caller, for checks of file permissions: the user `uid`, or any member of the group `gid`. If both are None, the
-    caller may do only what everyone may do. `name` distinguishes clients."""
+    """A caller, for checks of file permissions: the user `uid`, or any member of the group `gid`. If both are None,
+    only the permissions for others apply. `name` distinguishes clients."""
 
     name: str
     uid: int | None = None
@@ -58,7 +57,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 ANYONE = Identity("anyone")
-# Returns the caller's identity. It is called only if a request refers to a file.
+# Returns the caller's identity. Called only if a request refers to a file or to shared memory.
 Identify: TypeAlias = Callable[[], Identity]
 
 
@@ -76,8 +75,9 @@ def current(peer: str) -> Identity:
 
 
 def namespace(peer: str) -> str:
-    """Return the name under which the current call's shared memory regions and sequences are kept. The name comes from
-    the client's token or certificate. If the client sent neither, the name comes from its user or its address."""
+    """Return the name that separates the shared memory regions and sequences of the current call's client from those of
+    other clients. The name comes from the client's token or certificate. If the client sent neither, the name comes
+    from the unix socket, from the client's user (loopback), or from the client's host."""
     caller = CURRENT.get()
     if caller is not None and caller.has_shown:
         return caller.key
@@ -113,7 +113,7 @@ def _members(gid: int, period: int) -> frozenset[int]:
 
 
 def of_peer(peer: str) -> Identity:
-    """Return the user at the other end of a connection over loopback; ANYONE if unknown."""
+    """Return the user at the other end of a connection over loopback; ANYONE if the user is unknown."""
     kind, _, rest = peer.partition(":")
     host, _, port = unquote(rest).rpartition(":")
     if kind not in ("ipv4", "ipv6") or not port.isdecimal():

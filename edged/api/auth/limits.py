@@ -1,10 +1,10 @@
 """Limits of one client: its running streams, requests and their bytes, and requests per second.
 
-Beyond these limits, requests are refused with the time after which to retry, and streams are read more slowly.
+Beyond these limits, a request is refused, with the time after which to retry, and a stream is read more slowly.
 
-Large messages take turns, so that small messages are answered between them. A message of many megabytes is copied
-several times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that are
-not answered yet, for each client and for all clients together. A message that does not fit waits, and its stream is not
+Large messages take turns, so that small messages are answered in between. A message of many megabytes is copied several
+times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that are not
+answered yet, for each client and for all clients together. A message that does not fit waits, and its stream is not
 read meanwhile. If too many bytes wait, further requests are refused.
 """
 
@@ -99,8 +99,8 @@ class ClientLimits:
         usage.size += size
 
     def hold(self, usage: Usage, size: int) -> None:
-        """Add the `size` of a request after `request` was called for it with size 0, because its size was not known.
-        Pass the same `size` to `end`. Raises ClientLimited."""
+        """Add `size` bytes to a running request that began with size 0, before its size was known. Pass the same `size`
+        to `end`. Raises ClientLimited beyond the limit of bytes."""
         if usage.size and usage.size + size > self.bounds.size:
             raise self._too_many_bytes(usage)
         usage.size += size
@@ -150,7 +150,7 @@ class ClientLimits:
         return ClientLimited(f"{what}; try again in {seconds:.3g} s, or send less at once", seconds)
 
     def _forget(self) -> None:
-        """Forget the oldest idle clients. The number of other clients needs no limit: each of them has a connection,
+        """Forget the oldest idle clients. Clients that are not idle need no limit here: each of them has a connection,
         and the number of connections is limited."""
         for key in [key for key, usage in self._clients.items() if usage.is_idle][: self._most // 4]:
             del self._clients[key]
@@ -189,8 +189,7 @@ class LargeMessage:
 
 class Budget:
     """Limits the bytes of large messages in progress on one event loop: `total` bytes for all clients, `each` bytes for
-    one client. If no other message counts towards a limit, that limit admits a message of any size. A request with
-    `is_patient` False is refused if, with this request, more than `total` bytes would wait."""
+    one client. If no other message counts towards a limit, that limit admits a message of any size."""
 
     def __init__(self, total: int = _TOTAL, each: int = _EACH, refused_after: float = _REFUSAL_SECONDS) -> None:
         """`refused_after`: seconds by which a refusal is delayed, to slow down clients that retry at once."""
@@ -200,8 +199,8 @@ class Budget:
         self._waiting: deque[_Waiter] = deque()
 
     async def take(self, client: str, size: int, *, is_patient: bool = True) -> None:
-        """Wait until `size` bytes of a client fit; call `give_back` afterwards. Raises ClientLimited if `is_patient` is
-        False and too many bytes wait."""
+        """Wait until `size` bytes of a client fit; call `give_back` afterwards. If `is_patient` is False and more than
+        `total` bytes would then wait, raises ClientLimited."""
         if not self._waiting and self._fits(client, size):
             self._add(client, size)
             return
@@ -213,13 +212,13 @@ class Budget:
             )
         waiter = _Waiter(client, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
-        self._wake()  # those before it may wait for their own client only
+        self._wake()  # this message may pass messages that wait for their client's limit
         try:
             await waiter.turn
         except asyncio.CancelledError:
             if waiter.turn.done() and not waiter.turn.cancelled():
                 self._remove(client, size)
-            elif waiter in self._waiting:  # `_wake` may have removed it already
+            elif waiter in self._waiting:  # `_wake` may have removed the waiter already
                 self._waiting.remove(waiter)
             self._wake()
             raise
@@ -250,7 +249,7 @@ class Budget:
                 continue
             later.append(waiter)
             has = self._by_client[waiter.client]
-            if not (has and has + waiter.size > self.each):  # it waits for the total, and must not be overtaken
+            if not (has and has + waiter.size > self.each):  # the message waits for `total`, and must not be overtaken
                 break
         self._waiting.extendleft(reversed(later))
 

@@ -35,7 +35,7 @@ def parse_roles(words: Iterable[str]) -> Roles:
 
 
 def describe_roles(roles: Roles) -> str:
-    """Return the names of roles, in a fixed order."""
+    """Return the names of roles, in a fixed order; "none" for no role."""
     return ", ".join(role for role in get_args(Role) if role in roles) or "none"
 
 
@@ -46,10 +46,10 @@ INFER_GROUP, OPERATE_GROUP = "edged", "edged-operate"
 class ListenerPolicy(msgspec.Struct, frozen=True):
     """The access rules of one address of the daemon.
 
-    `roles` are granted to every client that reaches the address. `is_local`: only clients on this machine reach it, by
-    unix socket or loopback without TLS. `asks_certificates`: clients must show a certificate. `group`: the group that
-    may open a default socket; empty for other addresses. `operators` is another address, at which operators can call;
-    the messages of refusals name this address.
+    `roles` are granted to every client that reaches the address. `is_local`: only clients on this machine reach the
+    address, by unix socket or by loopback without TLS. `asks_certificates`: clients must show a certificate. `group`:
+    the group that may open a default socket; empty for other addresses. `operators` is another address, at which
+    operators can call; the messages of refusals name this address.
     """
 
     name: str
@@ -138,10 +138,11 @@ _BEARER = "bearer "
 class Caller(msgspec.Struct, frozen=True):
     """A caller and its roles.
 
-    `key` identifies the client whose usage is limited. `is_known`: the caller is identified. `has_shown`: the caller is
-    identified by a token or certificate that it sent. `proof` has the names in the certificate and the digest of the
-    token; `given` are the roles that token and certificate grant. `address` is the daemon's address that the caller
-    used. `problem` says what is wrong with the caller's credentials, `remedy` how to call with more roles.
+    `key` identifies the client whose usage is limited. `has_shown`: a token or certificate identifies the caller.
+    `is_known`: `has_shown`, or the address is local and grants roles. `proof` has the digest of the token, and those
+    names in the certificate that `access.certificates` lists. `given` are the roles that token and certificate grant.
+    `address` is the daemon's address that the caller used. `problem` says what is wrong with the caller's credentials.
+    `remedy` says how to get more roles, as the end of a message.
     """
 
     name: str
@@ -171,8 +172,8 @@ def anonymous(listener: ListenerPolicy, peer: str = "") -> Caller:
 
 
 def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
-    """Return `caller` with the name and roles of its token. If the token is unknown (None) or has expired, set only
-    `problem`. `now` is in seconds since the epoch."""
+    """Return `caller` with the name of its token, and with the token's roles added. If the token is unknown (None) or
+    has expired, set only `problem`. `now` is in seconds since the epoch."""
     if token is None:
         return msgspec.structs.replace(
             caller, problem="the token is unknown; list the tokens on the daemon's machine: edged tokens list"
@@ -193,13 +194,13 @@ def malformed_token(caller: Caller) -> Caller:
 def with_certificate(
     caller: Caller, names: Iterable[str], known: Mapping[str, tuple[Role, ...]], expires: float, now: float
 ) -> Caller:
-    """Return `caller` with the name and roles of its certificate. If the certificate has expired, set only `problem`.
-    `names` are the names in the certificate, the common name last. `known` has the roles of each name. `expires` and
-    `now` are in seconds since the epoch."""
+    """Return `caller` with a name in its certificate, and with the certificate's roles added. If the certificate has
+    expired, set only `problem`. `names` are the names in the certificate, the common name last. `known` has the roles
+    of each name. `expires` and `now` are in seconds since the epoch."""
     shown = list(names)
     if not shown:
         return caller
-    if now >= expires:  # it was valid when the connection was made, but may have expired
+    if now >= expires:  # the certificate was valid at the TLS handshake, but may have expired
         return msgspec.structs.replace(caller, problem=f"the certificate of {shown[0][:80]} has expired; renew it")
     given = roles_of(shown, known)
     name = next((name for name in shown if name in known), shown[0])[:80]
@@ -210,7 +211,7 @@ def with_certificate(
 
 
 def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Caller:
-    """Return `caller` with the name `who`, its previous roles, and the roles `given`, which its credentials grant."""
+    """Return `caller` with the name `who`, its previous roles, and the roles `given` of its token or certificate."""
     return msgspec.structs.replace(
         caller,
         name=who,
@@ -224,7 +225,7 @@ def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Ca
 
 
 def roles_of(names: Iterable[str], known: Mapping[str, tuple[Role, ...]]) -> Roles:
-    """Return the roles that the names of a certificate have together. `known` has the roles of each name."""
+    """Return the union of the roles of some names. `known` has the roles of each name."""
     return frozenset(role for name in names for role in known.get(name, ()))
 
 
@@ -236,8 +237,8 @@ def secret_of(authorization: str) -> str | None:
 
 
 def host_of(peer: str) -> str:
-    """Return the host in the name that gRPC gives a client, such as `ipv4:1.2.3.4:56` or `ipv6:%5B::1%5D:56`. Empty for
-    a unix socket."""
+    """Return the host in gRPC's name of a client, such as `ipv4:1.2.3.4:56` or `ipv6:%5B::1%5D:56`; empty for
+    `unix:`."""
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return ""
@@ -286,7 +287,7 @@ METHODS: Final[dict[str, Roles | None]] = {
         ),
         (OPERATE, _OPERATIONS, "AddToGallery RemoveFromGallery"),
         (READ, _OPERATIONS, "ListGalleries"),
-        (OPERATE, _OPERATIONS, "EngineReport"),  # it may show pictures of what cameras saw hours ago
+        (OPERATE, _OPERATIONS, "EngineReport"),  # the report may show pictures that cameras took hours ago
         (OPERATE, _OPERATIONS, "CollectFrames StopCollecting RemoveFrames"),
         (READ, _OPERATIONS, "ListFrames"),
         (OPERATE, _OPERATIONS, "AddCamera SetCamera RemoveCamera SetModel TryModel"),
@@ -299,8 +300,8 @@ METHODS: Final[dict[str, Roles | None]] = {
 
 
 def refusal(method: str, caller: Caller) -> EdgedError | None:
-    """Return why a caller may not call a method, such as `/edged.v1.Cameras/Detect`; None if it may."""
-    if caller.problem:  # also for methods that need no role, so that a client learns that its secret is wrong
+    """Return why a caller may not call a method, such as `/edged.v1.Cameras/Detect`; None if the caller may."""
+    if caller.problem:  # also for methods that need no role, so that clients learn that their secret is wrong
         return Unauthenticated(caller.problem)
     needed = METHODS.get(method, DENY_ALL)
     if needed is None or caller.roles & needed:

@@ -1,10 +1,11 @@
-"""Checks the daemon's certificate at start and reloads it when its files change; reads dates and names of certificates.
+"""Checks the daemon's certificate at start and reloads the certificate when its files change; reads dates and names of
+certificates.
 
 At start, wrong files are an error. Later, the previous certificate stays in use, and `problem` says what is wrong with
 the new files. A box without a clock may start in 1970, so a certificate that is not valid yet is reported and used.
 
-Python's ssl module reads the dates only of a connected peer's certificate. So this module reads the dates of the
-daemon's own certificate itself (RFC 5280, X.690), and edged needs no other library for that.
+Python's ssl module reads the dates only of a connected peer's certificate. So this module itself parses the dates of
+the daemon's certificate (RFC 5280, X.690), without another library.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def names_of(certificate: PeerCertificate) -> list[str]:
 
 
 def ends_of(certificate: PeerCertificate) -> float:
-    """Return when a client's certificate expires, in seconds since the epoch; 0 if it has no valid date."""
+    """Return when a client's certificate expires, in seconds since the epoch; 0 without a valid date."""
     try:
         return float(ssl.cert_time_to_seconds(str(certificate.get("notAfter", ""))))
     except ValueError:
@@ -55,8 +56,7 @@ def ends_of(certificate: PeerCertificate) -> float:
 
 
 def validity(pem: str) -> Validity:
-    """Return the validity of the first certificate in a PEM text. Raises ValueError if the certificate cannot be
-    parsed."""
+    """Return the validity of the first certificate in a PEM text. Raises ValueError for an invalid certificate."""
     begin, end = pem.find(_BEGIN), pem.find(_END)
     if begin < 0 or end < begin:
         raise ValueError("the file contains no certificate")
@@ -83,7 +83,7 @@ def _inside(data: bytes) -> bytes:
 
 
 def _item(data: bytes) -> tuple[int, bytes, bytes]:
-    """Return the first DER item: tag, content, and the bytes after it."""
+    """Return the first DER item: tag, content, and the bytes after the item."""
     tag, length, start = data[0], data[1], 2
     if length & 0x80:
         count = length & 0x7F
@@ -125,7 +125,7 @@ def read(tls: Tls, now: float) -> Material:
     client_ca = _read("tls.client_ca", tls.client_ca) if tls.client_ca else b""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # An empty passphrase: otherwise OpenSSL asks for it at the terminal.
+        # Without a passphrase function, OpenSSL would ask for the passphrase at the terminal.
         context.load_cert_chain(tls.certificate, tls.key, lambda: "")
     except ssl.SSLError as error:
         raise ConfigError(_unusable(tls, key, error)) from error
@@ -190,7 +190,7 @@ class Certificate:
 
     def reconfigure(self, tls: Tls) -> None:
         """Use other files from the next handshake on. On ConfigError nothing changes."""
-        sign = _signed(tls)  # before the files are read, so that `look` notices changes that come after
+        sign = _signed(tls)  # before the files are read, so that `look` notices later changes
         found = read(tls, time.time())
         with self._lock:
             self._tls, self._refused, self._sign = tls, "", sign
@@ -224,13 +224,14 @@ class Certificate:
 
     @property
     def problem(self) -> str:
-        """A problem that the certificate has now or will have soon; empty if no problem exists."""
+        """The present or coming problem of the certificate or of its new files; empty if there is no problem."""
         return self._refused or worry(self._tls.certificate, self._material.validity, time.time())
 
 
 def _signed(tls: Tls) -> tuple[tuple[int, ...], ...]:
-    """Return inode, size and time of each file, to detect changes. Certificate and key are often replaced one after the
-    other: if they do not match yet, they are read again after the next change."""
+    """Return inode, size and modification time (ns) of each file, to detect changes; empty for a file without a status.
+    Certificate and key are often replaced one after the other: if they do not match yet, `look` reads them again after
+    the next change."""
     found: list[tuple[int, ...]] = []
     for path in (tls.certificate, tls.key, tls.client_ca):
         try:

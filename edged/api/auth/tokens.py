@@ -1,4 +1,4 @@
-"""Bearer tokens: 256 random bits, stored as their SHA-256 in a file that only its owner can read.
+"""Bearer tokens of 256 random bits. Their SHA-256 digests are in a file that only the file's owner can read.
 
 A slow hash such as scrypt is for secrets that people choose, because such secrets can be guessed. 256 random bits
 cannot be guessed, whatever the hash, and a slow hash would cost time in every call.
@@ -32,8 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stored token: `sha256` in hexadecimal; `created` and `expires` in seconds since the epoch, `expires` 0 for
-    never."""
+    """A stored token: `sha256` in hexadecimal; `created` and `expires` in seconds since the epoch, 0 for never."""
 
     name: str
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -70,8 +69,8 @@ def digest(secret: str) -> str:
 
 
 def find(tokens: tuple[Token, ...], secret: str) -> Token | None:
-    """Return the token that has this secret; None if no token has it. All tokens are compared in constant time, so that
-    the duration reveals nothing."""
+    """Return the token that has this secret; None if no token has this secret. All tokens are compared in constant
+    time, so that the duration reveals nothing."""
     shown, found = digest(secret), None
     for token in tokens:
         if hmac.compare_digest(token.sha256, shown):
@@ -80,7 +79,7 @@ def find(tokens: tuple[Token, ...], secret: str) -> Token | None:
 
 
 class TokenFile:
-    """The tokens on disk. Every change replaces the whole file; a running daemon sees it within a second."""
+    """The tokens on disk. Every change replaces the whole file; a running daemon sees the change within a second."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -135,8 +134,7 @@ class TokenFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the folder against other commands, so that each command sees the tokens that the command before it
-        wrote."""
+        """Lock the folder against other commands, so that no command overwrites the tokens of another."""
         import fcntl
 
         folder = self.path.parent
@@ -174,7 +172,7 @@ class TokenBook:
         return find(self.tokens, secret)
 
     def look(self) -> bool:
-        """Read the file again if it changed; return whether the tokens changed."""
+        """Read the file again if it changed or was unusable; return whether the tokens changed."""
         sign = self._signed()
         if sign == self._sign and not self.problem:
             return False
@@ -188,7 +186,7 @@ class TokenBook:
 
     def _read(self) -> tuple[Token, ...]:
         tokens = self._file.read()
-        if tokens and self._file.path.stat().st_uid not in (0, os.geteuid()):  # the owner could grant access
+        if tokens and self._file.path.stat().st_uid not in (0, os.geteuid()):  # the owner could add tokens
             raise ConfigError(
                 f"tokens file {self._file.path} belongs to another user than the daemon's; chown the file"
             )

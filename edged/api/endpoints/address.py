@@ -53,7 +53,7 @@ def _is_loopback(host: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, which may mean any machine
+    except ValueError:  # a host name, which may resolve to any machine
         return False
 
 
@@ -84,8 +84,8 @@ def _is_answered(path: Path) -> bool:
 
 
 def listening_unix(path: Path, backlog: int, group: str = "", setting: str = "") -> socket.socket:
-    """Listen on a socket file that its owner and a group may open (`settle`). Raises ConfigError, whose message begins
-    with `setting`."""
+    """Return a socket that listens on a new socket file; `settle` sets who may open the file. Raises ConfigError. If
+    the operating system refuses, the message begins with `setting`."""
     with contextlib.ExitStack() as undo:
         found = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         found.setblocking(False)

@@ -1,6 +1,6 @@
 """The endpoints besides gRPC: HTTP, the page, Frigate, frames over ZeroMQ, published results, and metrics.
 
-Each endpoint has its own settings. When they change, only that endpoint is closed and opened again.
+Each endpoint has its own settings. A change of these settings closes and opens only that endpoint.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Endpoint(Generic[Setting]):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses that the endpoint listens on; empty while it is closed."""
+        """The addresses that the endpoint listens on; empty while the endpoint is closed."""
         return self._opened.addresses if self._opened is not None else ()
 
     async def start(self) -> None:
@@ -66,7 +66,8 @@ class Endpoint(Generic[Setting]):
             await opened.close(grace)
 
     async def change(self, setting: Setting, grace: float) -> None:
-        """Open the endpoint again with another setting. On ConfigError the previous setting is used again."""
+        """Open the endpoint again with another setting. If that raises ConfigError, open it with the previous setting,
+        and raise the error."""
         was_open = self._opened is not None
         await self.stop(grace)
         if was_open:
@@ -111,7 +112,7 @@ class Endpoints:
         return [address for endpoint in self._all for address in endpoint.addresses]
 
     async def start(self) -> None:
-        """Open all endpoints. After a ConfigError, `stop` closes those that are open."""
+        """Open all endpoints. After a ConfigError, call `stop` and `publish.stop` to close the open endpoints."""
         for endpoint in self._all:
             await endpoint.start()
 

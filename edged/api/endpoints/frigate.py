@@ -1,4 +1,4 @@
-"""The endpoint for Frigate's ZMQ detector. Frigate's own plugin connects to it, without changes.
+"""The endpoint for Frigate's ZMQ detector. Frigate's unchanged plugin connects to this endpoint.
 
 Two properties of the plugin determine the answers. The plugin asks for its model only once, and never detects anything
 if the model is missing. So edged reports every model of the daemon as loaded, and answers without objects until an
@@ -31,9 +31,9 @@ _LOG = logging.getLogger("edged.frigate")
 
 _LARGEST_PICTURE = 64 << 20  # bytes of the largest picture: float32, 2300 x 2300
 _LARGEST_MODEL = 1 << 30
-_MOST_AT_ONCE = 64  # most running requests; each of Frigate's detectors has at most one
+_MOST_AT_ONCE = 64  # limit of running requests; each of Frigate's detectors has at most one
 _CAMERA = "frigate"  # the camera in published results: Frigate does not send the camera of a picture
-_MOST_PEERS = 1024  # most peers whose models are remembered
+_MOST_PEERS = 1024  # limit of the peers whose models are remembered
 _PATIENCE = 20.0  # seconds until the answer to an upload; Frigate gives up after 30 and does not retry
 
 
@@ -65,7 +65,7 @@ class FrigateEndpoint:
         return self._socket.address
 
     async def stop(self, grace: float) -> None:
-        """Cancel running requests without any grace: Frigate waits at most 200 ms for an answer."""
+        """Cancel running requests at once, whatever `grace` is: Frigate waits at most 200 ms for an answer."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -96,7 +96,7 @@ class FrigateEndpoint:
             self._begin(self._detect(peer, message, received + self._settings.timeout_ms / 1e3))
 
     def _choose(self, peer: bytes, file: str) -> bool:
-        """Choose the model that serves a peer. Return whether the daemon has such a model."""
+        """Choose the model for a peer that asks for the model `file`. Return whether the daemon has such a model."""
         try:
             name = self._which(file)
         except EdgedError as error:
@@ -119,8 +119,8 @@ class FrigateEndpoint:
             self._models.popitem(last=False)
 
     def _which(self, file: str) -> str:
-        """Return the name of the model for a file that Frigate names. This is the configured model; without one, the
-        model with the file's name; otherwise the daemon's only model. Raises NotFound."""
+        """Return the name of the model for a file that Frigate names: the configured model. Without a configured model,
+        it is the model with the file's name, otherwise the daemon's only model. Raises NotFound."""
         if self._settings.model:
             return self._controller.find(self._settings.model).entry.name
         try:
@@ -132,7 +132,7 @@ class FrigateEndpoint:
         try:
             planned = self._planned(peer)
             if planned is None:
-                # If there is no answer, Frigate requests its model again, by name.
+                # Without an answer, Frigate requests its model again, by name.
                 self.warnings.warn("unknown", "the model of this peer is not known yet; Frigate will name it")
                 return
             answer = await asyncio.wait_for(self._answer(planned, tensor, deadline), deadline - time.monotonic())
@@ -187,8 +187,8 @@ class FrigateEndpoint:
         return reader
 
     async def _save(self, peer: bytes, message: wire.ModelSent) -> None:
-        """Add a model if uploads are on. If the upload takes longer than `_PATIENCE`, report the model as saved. After
-        a refusal Frigate would never detect anything, even when the model is ready."""
+        """Add a model if uploads are on. If this takes longer than `_PATIENCE`, report the model as saved all the same:
+        after a refusal Frigate would never detect anything, even when the model is ready."""
         if not self._settings.uploads:
             _LOG.warning(
                 "refused the file of model %.80r from Frigate; add the model, or set [frigate] uploads = true",

@@ -44,7 +44,7 @@ class ModelAsked(msgspec.Struct, frozen=True):
 
 
 class ModelSent(msgspec.Struct, frozen=True):
-    """The file of a model. Frigate sends it if the daemon answered that it does not have the model."""
+    """The file of a model. Frigate sends the file if the daemon answered that the model is not available."""
 
     name: str
     data: memoryview
@@ -179,8 +179,8 @@ _ALWAYS_LABELLED = 91
 
 
 class Form(msgspec.Struct, frozen=True, eq=False):
-    """A tensor in the form that the model accepts. If `spec` is None, the tensor is a picture that will be
-    preprocessed. Otherwise the tensor goes without preprocessing to the model's input that `spec` describes.
+    """A tensor in a form that the model accepts. If `spec` is None, the tensor is a picture that will be preprocessed.
+    Otherwise the tensor, of shape `shape`, goes without preprocessing to the model's input that `spec` describes.
     `placement` is the place of the picture in the model's input."""
 
     data: bytes | memoryview
@@ -188,7 +188,7 @@ class Form(msgspec.Struct, frozen=True, eq=False):
     width: int
     height: int
     placement: Placement
-    spec: TensorSpec | None = None  # the input to which the tensor goes unchanged
+    spec: TensorSpec | None = None
     shape: tuple[int, ...] = ()
 
     def work(self, thresholds: Thresholds, expires: float) -> FrameWork | TensorWork:
@@ -219,8 +219,8 @@ class Reader:
         )
 
     def form(self, tensor: Tensor) -> Form:
-        """Return the form that the model accepts. Raises InvalidInput if it accepts none."""
-        # The daemon does not run the code of a family of another package, so the host has to decode the outputs.
+        """Return the tensor in a form that the model accepts. Raises InvalidInput if no such form exists."""
+        # Not for families from other packages: only the engine's host runs their code, and it needs a picture.
         if tensor.pixels.dtype == np.float32 and self._model.recognition.package is None:
             spec = self._takes(tensor)
             if spec is not None:
@@ -287,8 +287,8 @@ def _shapes(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _family(model: Model, model_type: str) -> Family | None:
     """Return the family that decodes the outputs: the family that edged recognised, otherwise the first that fits
-    Frigate's model type. None if none fits, or if the model is not a detector. None also if the family is from another
-    package, because the daemon does not run the code of other packages."""
+    Frigate's model type. None if no family fits, or if the model is not a detector. None also if the family is from
+    another package, because the daemon does not run the code of other packages."""
     if model.recognition.package is not None or model.recognition.sound is not None:
         return None
     if model.recognition.family is not None:

@@ -28,7 +28,7 @@ from edged.vision.content_json import content_fields
 from edged.vision.detections import Detections
 from edged.vision.roboflow import roboflow
 
-_WAITING = 256  # messages in ZeroMQ's queue to each subscriber
+_WAITING = 256  # limit of messages in ZeroMQ's queue to each subscriber
 _LONGEST_TOPIC = 1024
 _MOST_TOPICS = 4096
 
@@ -66,8 +66,8 @@ class Publisher:
         self._unrecorded = 0
 
     def wants(self, topic: str) -> bool:
-        """Whether the topic has a subscriber. If clients subscribe to more than 4096 topics, not all are recorded, and
-        the answer is always True."""
+        """Whether the topic has a subscriber. Always True if clients subscribe to more than `most_topics` topics,
+        because further topics are not recorded."""
         if self._unrecorded:
             return True
         if not self._topics:
@@ -81,12 +81,12 @@ class Publisher:
             self._socket.send((topic.encode(), payload))
 
     def result(self, model: str, camera: str, fields: Callable[[], Fields]) -> None:
-        """Publish the result of a frame if it has a subscriber; call `fields` only then."""
+        """Publish the result of a frame if the result's topic has a subscriber; call `fields` only then."""
         if self.wants(topic := f"results/{model}/{camera}"):
             self.send(topic, encode(fields()))
 
     def _received(self, frames: list[zmq.Frame]) -> None:
-        """Record that a topic got its first subscriber, or that it lost its last one. Ignore other messages."""
+        """Record that a topic got its first subscriber or lost its last subscriber. Ignore other messages."""
         word = frames[0].bytes
         kind, topic = word[:1], word[1:]
         if kind == b"\x01":
@@ -123,7 +123,7 @@ def _event(event: Event, epoch: str) -> Fields:
 
 
 class Echo(msgspec.Struct, frozen=True):
-    """The fields of a frame that are copied into its result. Their names are those of `edged.v1.Frame`."""
+    """The fields of a frame that are copied into its result, named as in `edged.v1.Frame`."""
 
     camera: str = ""
     sequence: int = 0
@@ -136,8 +136,7 @@ def encode(fields: Fields) -> bytes:
 
 
 def delivered(echo: Echo, delivery: Delivery[Any]) -> Fields:
-    """Return the result of one frame as fields for JSON. The field `outputs` only describes raw outputs, without their
-    bytes."""
+    """Return the result of one frame as fields for JSON. The field `outputs` only describes raw outputs."""
     fields: Fields = {
         **msgspec.structs.asdict(echo),
         "received_unix_ns": delivery.received_ns,
@@ -154,8 +153,8 @@ def delivered(echo: Echo, delivery: Delivery[Any]) -> Fields:
 
 
 def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: float = 0.0) -> Fields:
-    """Return what the model found in a picture, the timings and the engine. Detections have the fields of Roboflow's
-    JSON format."""
+    """Return the fields of a model's answer to a picture, with the timings and the engine. Detections are in Roboflow's
+    JSON format. `tracker_ids` has one number for each detection (negative: no track), or is empty."""
     fields: Fields = {
         "timings": _timings(answer.queue_ms, answer.times, total_ms),
         "engine": answer.engine.key,
@@ -185,7 +184,7 @@ def _timings(queue_ms: float, times: Times, total_ms: float) -> dict[str, float]
 
 
 def _found(answer: Answered) -> Fields:
-    """Return what a model found in a picture or in a crop."""
+    """Return the fields of an answer to a picture or a crop: detections, content, or descriptions of raw outputs."""
     names = answer.engine.recognition.names
     if answer.detections is not None:
         found = roboflow(Detections.unpack(answer.detections), names, answer.width, answer.height)

@@ -18,19 +18,18 @@ from edged.api.auth.identity import READ, WRITE, Identify, Identity, anyone
 from edged.errors import EdgedError, InvalidInput, Overwritten, SegmentUnusable
 
 LARGEST_OFFSET = 1 << 62
-_MOST_SEGMENTS = 4  # most segments of one stream; a ring that grows makes a new segment
+_MOST_SEGMENTS = 4  # limit of open segments of one stream; a ring that grows makes a new segment
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class SharedObject:
     """An open shared memory object; the object is closed when the last reference to this instance is dropped.
-    `is_writable`: client and daemon may both write it."""
+    `is_writable`: client and daemon may both write the object."""
 
     def __init__(
         self, folder: Path, name: str, client: Identity, error: type[EdgedError], *, for_writing: bool = False
     ) -> None:
-        """Raise `error` if the name is invalid, if the object is unusable, or if `client` itself could not open the
-        object."""
+        """Raise `error` for an invalid name or an unusable object, or if `client` itself could not open the object."""
         self.name = name
         if "/" in name or "\0" in name or name in ("", ".", "..") or len(os.fsencode(name)) > 255:
             raise error(f"invalid name of shared memory {name[:80]!r}: give the name of a file in /dev/shm")
@@ -73,7 +72,7 @@ class SharedObject:
 
 
 def _opened(path: Path, for_writing: bool) -> tuple[int, bool]:
-    """Return a descriptor, and whether it is writable. Raises OSError."""
+    """Return a descriptor, and whether the descriptor is writable. Raises OSError."""
     if for_writing:
         try:
             return os.open(path, os.O_RDWR | _FLAGS), True
@@ -91,7 +90,7 @@ def _why(error: OSError) -> str:
 
 
 def _unfit(status: os.stat_result, client: Identity) -> str:
-    """Return why a file cannot be shared memory of a client; empty if it can."""
+    """Return why a file cannot be shared memory of a client; empty if the file can."""
     if not stat.S_ISREG(status.st_mode):
         return "is not a regular file"
     if status.st_nlink > 1:
@@ -115,11 +114,11 @@ class Segments:
     def picture(self, name: str, offset: int, stamp: int, size: int) -> SharedPicture:
         """Return the announced picture; its bytes are read later.
 
-        Raises SegmentUnusable if the daemon cannot read the segment, so that all pictures in it are lost. Raises
+        Raises SegmentUnusable if the daemon cannot read the segment: then all pictures in the segment are lost. Raises
         InvalidInput if the place is outside the segment, or if size or stamp is 0.
         """
         name = name.removeprefix("/")
-        length = self._segment(name).length()  # no variable holds the segment: a traceback would keep it open
+        length = self._segment(name).length()  # no variable holds the segment, because a traceback would keep it open
         if size <= 0 or stamp <= 0:
             raise InvalidInput(f"the shared image has size {size} and stamp {stamp}; both must be at least 1")
         if not 0 <= offset <= LARGEST_OFFSET or offset + layout.HEADER + size > length:
@@ -160,7 +159,7 @@ class SharedPicture:
         read."""
         problem = self._stamp_problem() or self._read(place, layout.HEADER) or self._stamp_problem()
         if problem is not None:
-            # Not the error itself, whose traceback would keep what its frames hold.
+            # Store the class and message, not the error: its traceback would keep the local variables of its frames.
             self._segment, self._failure = None, (type(problem), problem.message)
             raise problem
 
@@ -182,5 +181,5 @@ class SharedPicture:
 
 
 def is_local(peer: str) -> bool:
-    """Whether a gRPC peer is on this machine, so that it can share memory with the daemon."""
+    """Whether a gRPC peer is on this machine and can share memory with the daemon."""
     return peer.startswith(("unix:", "ipv4:127.", "ipv6:%5B::1%5D", "ipv6:[::1]"))

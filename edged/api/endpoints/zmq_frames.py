@@ -1,11 +1,11 @@
 """Frames over ZeroMQ, for programs without gRPC: a ROUTER socket, one stream for each peer.
 
-A message is a JSON header, and the picture's bytes after it or in shared memory. Unknown keys are refused.
+A message is a JSON header. The picture's bytes follow the header, or lie in shared memory. Unknown keys are refused.
 
 ZeroMQ does not report when a peer disconnects. A peer's stream ends if a result cannot reach the peer, if the peer does
-not read its results for 10 seconds, or if it is idle for a minute. Until then, a peer that does not read occupies
-memory for a few results and one waiting frame. Only one frame waits, because newer frames replace older ones in the
-peer's stream, as with gRPC.
+not read its results for 10 seconds, or if the peer sends no frame for a minute. Until then, a peer that does not read
+occupies memory for a few results and one waiting frame. Only one frame waits, because newer frames replace older ones
+in the peer's stream, as with gRPC.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from edged.vision.placement import Region, Roi
 
 _LOG = logging.getLogger("edged.zmq")
 
-_LARGEST = 256 << 20  # most bytes of a picture, as with gRPC
+_LARGEST = 256 << 20  # limit of a picture, in bytes, as with gRPC
 _LONGEST_HEADER = 1 << 16
-_WAITING = 16  # messages in ZeroMQ's queues to and from each peer
+_WAITING = 16  # limit of messages in each of ZeroMQ's queues to and from a peer
 _MOST_PEERS = 256
 _IDLE_SECONDS = 60.0
 _UNREAD_SECONDS = 10.0
@@ -217,7 +217,7 @@ class FrameEndpoint:
             message = parse(parts)
             self._peer(envelope).put(message)
         except EdgedError as error:
-            error.with_traceback(None)  # its traceback would keep the picture in memory
+            error.with_traceback(None)  # the traceback would keep the picture in memory
             self.warnings.warn("refused", str(error))
             self._socket.send((*envelope, results.encode({"error": results.failure(error)})))
 
@@ -234,7 +234,7 @@ class FrameEndpoint:
         return peer
 
     async def _serve(self, envelope: tuple[bytes, ...], peer: _Peer) -> None:
-        """Send a peer its results until its stream ends or the peer has disconnected."""
+        """Send a peer its results until its stream ends or a result cannot be sent."""
         try:
             async with aclosing(peer.stream.results()) as found:
                 async for each in found:
@@ -260,8 +260,8 @@ class FrameEndpoint:
         return fields, []
 
     async def _hand_over(self, frames: tuple[bytes, ...]) -> bool:
-        """Send a result, and return whether it was sent. If the peer does not read, wait up to `unread_seconds`; its
-        stream skips frames meanwhile."""
+        """Send a result, and return whether it was sent. If the peer does not read, wait up to `unread_seconds`; the
+        peer's stream skips frames meanwhile."""
         give_up = time.monotonic() + self._unread_seconds
         while True:
             sent = self._socket.send(frames)
@@ -311,7 +311,7 @@ class _Peer:
                 thresholds = thresholds_of(self._controller, name, given)
             work, place = header.work(self._picture(message), thresholds), slot
         except EdgedError as error:
-            # Its traceback would keep this message until the garbage collector runs.
+            # The traceback would keep this message until the garbage collector runs.
             work, place = FrameWork(b""), error.with_traceback(None)
         captured_ns = header.captured_unix_ns
         echo = Echo(header.camera, header.sequence, name, captured_ns)

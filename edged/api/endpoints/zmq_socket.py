@@ -21,7 +21,7 @@ Received = Callable[[list[zmq.Frame]], None]
 
 _BURST = 16  # messages that are read before other tasks get their turn
 _LONGEST_PATH = 107  # bytes of sockaddr_un.sun_path without the final zero, unix(7)
-_HEARTBEAT_MS = 5000  # a peer that sends no message for three times this period is forgotten
+_HEARTBEAT_MS = 5000  # pings; a connection that is silent for three periods is closed
 _LINGER_MS = 200  # time to send the last answers when the socket is closed
 
 
@@ -43,8 +43,8 @@ class BoundSocket:
     """Listens until `close`, and passes every whole message to `received`, on the loop.
 
     `hwm` limits the messages that wait to be sent to each peer, and the messages that wait to be read from each peer.
-    `max_message` limits the bytes of one frame; ZeroMQ ends a connection that exceeds it. Raises ConfigError, naming
-    `setting`, if it cannot listen.
+    `max_message` limits the bytes of one frame; ZeroMQ closes a connection that sends a larger frame. `setting` is the
+    name of the address in messages. Raises ConfigError if the address cannot be used.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class BoundSocket:
             raise
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._drain)
-        self._drain_soon()  # messages that came before the descriptor was watched
+        self._drain_soon()  # read messages that came before the descriptor was watched
 
     @property
     def address(self) -> str:
@@ -90,12 +90,12 @@ class BoundSocket:
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool | None:
         """Send a message without waiting. Return True if it was sent, False if the receiver has disconnected, None if
-        the receiver's queue is full because it does not read."""
+        the receiver does not read and its queue is full."""
         try:
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
             except zmq.Again:
-                # Reading this option makes ZeroMQ notice that the peer has read messages; otherwise ZeroMQ seldom does.
+                # Only reading this option makes ZeroMQ notice quickly that the peer has read messages.
                 self._socket.getsockopt(zmq.EVENTS)
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
@@ -153,13 +153,13 @@ class BoundSocket:
                 return
             try:
                 self._received(frames)
-            except Exception:  # messages of other peers follow
+            except Exception:  # go on: messages of other peers follow
                 _LOG.exception("dropped a message that came over ZeroMQ, because of an unexpected error")
         self._drain_soon()
 
 
 def place(address: str, setting: str, allow_remote: bool | None = None) -> tuple[str, Path | None]:
-    """Return the address for ZeroMQ, and the path if it is a socket file. Raises ConfigError for an invalid address.
+    """Return the address for ZeroMQ, and the path of its socket file (None for TCP). Raises ConfigError if invalid.
 
     `allow_remote`: True accepts addresses that other machines can reach, False and None refuse them. With False the
     error names the setting that allows such addresses; with None no such setting exists.

@@ -34,7 +34,7 @@ class Activation:
     def take(cls, environment: MutableMapping[str, str], pid: int) -> Activation:
         """Return the sockets that systemd passed to process `pid`, and remove systemd's variables from `environment`.
 
-        Call it before anything else opens descriptors. Unusable sockets are closed.
+        Call this before anything else opens descriptors. Unusable sockets are closed.
         """
         found: dict[Path, socket.socket] = {}
         remarks: list[str] = []
@@ -58,8 +58,8 @@ class Activation:
         return cls(found, remarks)
 
     def take_over(self, address: str) -> socket.socket | None:
-        """Return a socket that serves an address; the caller must close it. None if systemd does not listen at the
-        address."""
+        """Return a socket that serves an address; the caller must close the socket. None if systemd does not listen at
+        the address."""
         path = _true(unix_path(address)) if address.startswith("unix:") else None
         if path is None or (found := self._sockets.get(path)) is None:
             return None
@@ -70,20 +70,20 @@ class Activation:
         return served
 
     def give_back(self, address: str) -> None:
-        """Record that the daemon no longer serves an address. Clients that connect afterwards wait at systemd's
-        socket."""
+        """Record that the daemon no longer serves an address. New clients wait at systemd's socket until `turn_away`,
+        or until the daemon serves the address again."""
         if address.startswith("unix:"):
             self._served.discard(_true(unix_path(address)))
 
     def start(self) -> None:
-        """Log the remarks, and from now on close connections to paths that are not served. Call it as soon as every
+        """Log the remarks, and from now on close connections to paths that are not served. Call this as soon as every
         address is served."""
         for remark in self._remarks:
             _LOG.warning("%s", remark)
         self.turn_away()
 
     def turn_away(self) -> None:
-        """Close connections to paths that the configuration does not name: they would wait while the daemon runs."""
+        """From now on, close connections to paths that the daemon does not serve: their clients would wait."""
         for path, each in self._sockets.items():
             if path in self._served:
                 continue
@@ -98,7 +98,7 @@ class Activation:
             self._watch(path)
 
     def rest(self) -> None:
-        """Stop closing connections: new ones wait for the next start of the daemon."""
+        """Stop closing connections: new connections wait for the next start of the daemon."""
         for path in list(self._turned_away):
             self._rest(path)
 

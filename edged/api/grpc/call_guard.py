@@ -1,5 +1,5 @@
 """Runs each gRPC call: checks its caller, enforces the client's limits, and calls the handler. A failed call ends with
-the status of its error. The audit log records calls that are commands.
+the status of its error. The audit log records calls that need the role `operate`.
 
 Credentials and roles are checked before the first message is read, so that a client without the role cannot fill the
 memory. A large message is read only when the budget has room for it.
@@ -58,7 +58,7 @@ class CallGuard:
             end(call, error)
 
     def _caller(self, call: Call) -> Caller:
-        """Return the caller. For a connection without credentials the caller is remembered until roles change."""
+        """Return the caller. A connection remembers a caller without credentials until roles change."""
         connection, shown, guard = call.connection, call.head.authorization, self._guard
         if self._generation != guard.generation:
             self._generation, self.listener = guard.generation, guard.listener(self._address)
@@ -148,9 +148,9 @@ class _RunningCall:
 
 
 class _Requests:
-    """Yields the messages of a call as they arrive, within the client's limits, until `end` is called. `about` has
-    those fields of the first message that the audit log records. `about` is empty if the method is not audited or the
-    message is not a protobuf message.
+    """Yields the messages of a call as they arrive, within the client's limits, until `end` is called. `about` has the
+    fields of the first message that the audit log records; empty if the method is not audited, or if the message is not
+    a protobuf message.
 
     If a task of the handler outlives the call and asks for the next message, the iteration ends.
     """

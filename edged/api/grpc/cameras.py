@@ -51,15 +51,16 @@ class CameraService:
             reader.cancel()
 
     async def detect_one_bytes(self, data: bytes, context: Context) -> bytes:
-        """Detect objects in one image. Unlike a frame of a stream, the image is never replaced by a newer one."""
+        """Answer one frame, as `answer` does. Unlike in a stream, a newer frame never replaces the frame."""
         client = partial(identity.current, context.peer)
         return result_of(await self.answer(read_frame(data), context.time_remaining(), client)).SerializeToString()
 
     async def answer(
         self, request: FrameRequest, seconds: float | None = None, client: Identify = anyone
     ) -> Delivery[Tag]:
-        """Return the result of one frame, which has an image or a whole sound recording. Raises the error of the frame.
-        The request expires after `seconds`; None: never. The image may lie in shared memory of `client`."""
+        """Return the result of one frame, which has an image or a whole sound recording. The request expires after
+        `seconds`; None: never. The image may lie in shared memory that `client` can open. Raises EdgedError if the
+        frame has no answer."""
         received_ns, frame = time.time_ns(), request.message
         slot = self._controller.slot(frame.model)
         if frame.HasField("samples"):
@@ -83,8 +84,7 @@ class CameraService:
         return delivery
 
     async def detect_bytes(self, frames: AsyncIterator[bytes], context: Context) -> AsyncGenerator[bytes, None]:
-        """Answer a stream of frames of one or more cameras; protos/cameras.proto describes the guarantees of this
-        method."""
+        """Answer a stream of frames of one or more cameras; protos/cameras.proto describes the guarantees."""
         stream: Stream[Tag] = Stream(self._cameras, self._tracking)
         segments, sources = Segments(client=partial(identity.current, context.peer)), SoundSources()
         reader = asyncio.create_task(self._read(frames, stream, segments, sources))
@@ -106,7 +106,7 @@ class CameraService:
     async def _read(
         self, frames: AsyncIterator[bytes], stream: Stream[Tag], segments: Segments, sources: SoundSources
     ) -> None:
-        """Put the received frames into the stream. A frame with an error gets the error as its result.
+        """Put the received frames into the stream. The result of an invalid frame is the frame's error.
 
         An error of the first frame ends the call if all later frames would fail, too. This happens if the model does
         not exist, or does not accept frames of this kind (pictures or sound). It also happens if the frame asks for
@@ -154,14 +154,14 @@ class CameraService:
         except EdgedError as error:
             if first and is_hopeless:
                 raise
-            work, place = FrameWork(b""), error.with_traceback(None)  # its traceback would keep the image
+            work, place = FrameWork(b""), error.with_traceback(None)  # the traceback would keep the image
         stream.put(
             frame.camera, tag, work, place, sequence=frame.sequence, captured_ns=frame.captured_unix_ns, options=options
         )
         return frame.camera
 
     def _publish(self, delivery: Delivery[Tag]) -> None:
-        """Publish a result. Its JSON is built only if the result has a subscriber."""
+        """Publish a result. The JSON is built only if the result's topic has a subscriber."""
         header, model = delivery.tag.header, delivery.tag.model
         echo = partial(Echo, delivery.camera, header.sequence, model, header.captured_unix_ns)
         self._publisher.result(model, delivery.camera, lambda: delivered(echo(), delivery))
@@ -183,8 +183,8 @@ def work_of(
 ) -> FrameWork:
     """Return the work for a frame. The work expires after `seconds`; None: never. Raises InvalidInput.
 
-    `segments` are the segments of the frame's stream. Without `segments`, the segment of a shared picture is opened
-    only for this frame. Then `client` itself must be allowed to open the segment.
+    `segments` are the segments of the frame's stream. Without `segments`, the segment of a shared picture is opened for
+    this frame only, and `client` itself must be allowed to open the segment.
     """
     # Steps that may fail come first: an error's traceback would keep the image.
     frame = request.message
@@ -315,8 +315,8 @@ def _roi(frame: pb.Frame) -> Roi | None:
 
 
 def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) -> Thresholds:
-    """Return the thresholds of a model, or of a pipeline's first model. Thresholds in `given` replace those of the
-    model. Raises InvalidInput if a given threshold is out of range."""
+    """Return the thresholds of a model, or of a pipeline's first model. Thresholds in `given`, by field name, replace
+    those of the model. Raises InvalidInput for a score or IoU outside 0..1."""
     known = controller.find(controller.pipelines.detector(model)).model if model else None
     base = known.recognition.thresholds if known is not None else Thresholds()
     # The model's own score is not checked: an anomaly score may have any scale. `not 0 <= x <= 1` also refuses NaN.

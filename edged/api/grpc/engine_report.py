@@ -1,8 +1,8 @@
-"""The method EngineReport: what is known about one engine, with pictures of the frames on which the engine differs most
-from the reference.
+"""The method EngineReport: a report about one engine, with pictures of the frames on which the engine differs most from
+the reference.
 
-The pictures show what the box's cameras saw. They are drawn in a child process while the call runs, from the frames
-that the daemon collected, and are not kept. Only operators may request them.
+The pictures show what the box's cameras saw, so only operators may request a report. A child process draws the pictures
+during the call, from the frames that the daemon collected. The pictures are not kept.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from edged.proto import operations_pb2 as pb
 from edged.store.judgement import Judgement
 from edged.verification.standard import tolerance_of
 
-_SHORTEST = 6  # fewest characters of a key that a request must give
+_SHORTEST = 6  # least number of characters of a key in a request
 _PICTURES = Limits(seconds=60.0, memory_mb=1024, stall_seconds=60.0)
-_MOST_BYTES = 3 << 19  # of all pictures; as text they take a third more, and a message takes at most 4 MiB
+_MOST_BYTES = 3 << 19  # limit of all pictures; base64 adds a third, and gRPC clients accept 4 MiB in a message
 
 
 class EngineReportHandlers:
@@ -83,7 +83,8 @@ class EngineReportHandlers:
         self, judgement: Judgement, models: tuple[str, ...]
     ) -> tuple[dict[str, tuple[bytes, bytes]], str]:
         """Return a mapping from the name of a frame to two JPEGs: one with the reference's detections, one with the
-        engine's. Also return why some frames have no pictures; empty if all frames have pictures."""
+        engine's (empty if the frame has no detections). Also return why some frames have no pictures; empty if all have
+        them."""
         worst, paths = judgement.worst, self._paths(judgement.collection, models)
         frames = [frame for frame in worst if frame.name in paths]
         drawn: dict[str, tuple[bytes, bytes]] = {}
@@ -95,15 +96,14 @@ class EngineReportHandlers:
             except EdgedError as error:
                 return {}, f"The pictures could not be drawn: {error}"
             for frame, (expected, other) in zip(frames, found.pictures, strict=False):
-                if expected:  # a content is described by its lines, so one picture is enough
+                if expected:  # without detections, one picture is enough: the report describes the answers in text
                     drawn[frame.name] = expected, other if frame.expected or frame.found else b""
         missing = len(worst) - len(drawn)
         lost = f"{missing} of {len(worst)} frames have no picture: they are no longer kept, or too large."
         return drawn, lost if missing else ""
 
     def _paths(self, collection: str, models: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-        """Return the path and the digest of those frames of a collection on which engines are judged, by the frame's
-        name."""
+        """Return the path and the digest of each frame of a collection that engines are judged on, by frame name."""
         planned = (self._controller.models.get(name) for name in models)
         known = (each.model.collected for each in planned if each is not None and each.model is not None)
         found = [each for each in known if each is not None and each.id == collection]

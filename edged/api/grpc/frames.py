@@ -1,5 +1,4 @@
-"""The methods of edged.v1.Operations for frames that are collected from live cameras. No response contains a
-picture."""
+"""The methods of edged.v1.Operations for frames collected from live cameras. Responses contain no pictures."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from edged.vision.content import Embedding
 from edged.vision.gallery import check_name, space_of
 from edged.vision.placement import Region, Roi
 
-_MOST_PICTURES = 32  # of one call
+_MOST_PICTURES = 32  # in one call
 
 
 class GalleryHandlers:

@@ -1,7 +1,8 @@
 """grpc.health.v1: the health of the daemon (empty name), of each service, and of each model and pipeline, by name.
 
-A model is SERVING once one of its engines has answered. It is NOT_SERVING while it is being loaded, if it cannot be
-served, or if it stopped answering. A degraded model (an alarm says why) is SERVING: the protocol has no state for it.
+A model is SERVING once one of its engines has answered. A model is NOT_SERVING while it is being loaded, if it cannot
+be served, or if it stopped answering. A degraded model is SERVING, because the protocol has no such state; an alarm
+says why.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class HealthService:
-    """The health service. `names` are the gRPC services. Call `look` after a change, to notify watchers."""
+    """The health service. `names` are the gRPC services. Call `look` after each change of a status."""
 
     def __init__(self, controller: Controller, names: Iterable[str]) -> None:
         self._controller = controller
@@ -36,10 +37,10 @@ class HealthService:
         if now != self._known:
             self._known = now
             self._news.set()
-            self._news = asyncio.Event()  # watchers wait for the previous event, which is set
+            self._news = asyncio.Event()  # for the next change
 
     def stop(self) -> None:
-        """Report NOT_SERVING for all from now on."""
+        """From now on, report NOT_SERVING for every name."""
         self._is_stopping = True
         self.look()
 

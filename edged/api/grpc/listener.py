@@ -26,16 +26,16 @@ _BACKLOG = 512
 _AT_ONCE = 16  # connections that are accepted before other tasks get their turn
 _AGAIN_SECONDS = 0.2  # seconds until the next try if no descriptors are left
 _CLOSE_SECONDS = 1.0  # seconds in which cancelled calls must end
-_DESCRIPTORS = 8192  # most descriptors of the daemon
-_MOST_CONNECTIONS = 1024  # most connections at one address
-_FEWEST_CONNECTIONS = 16
+_DESCRIPTORS = 8192  # the daemon's soft limit of descriptors
+_MOST_CONNECTIONS = 1024  # upper bound of the limit at one address
+_FEWEST_CONNECTIONS = 16  # lower bound
 _OTHERS = 128  # descriptors for everything else: hosts, children, engines, HTTP, ZeroMQ
-_ADDRESSES = 4  # the remaining descriptors are divided among so many addresses
+_ADDRESSES = 4  # the remaining descriptors are divided among this many addresses
 
 
 def most_connections(descriptors: int) -> int:
-    """Return how many connections one address can have if the process has a limit of `descriptors`. Some descriptors
-    are reserved for other uses. Pure."""
+    """Return the limit of connections at one address, if the process may have this number of `descriptors` (negative:
+    unlimited). Some descriptors are reserved for other uses."""
     if descriptors < 0:  # unlimited
         return _MOST_CONNECTIONS
     return min(_MOST_CONNECTIONS, max(_FEWEST_CONNECTIONS, (descriptors - _OTHERS) // _ADDRESSES))
@@ -51,7 +51,7 @@ def raise_descriptor_limit() -> None:
 
 
 class Listener:
-    """One address. It is bound on creation and serves after `start`."""
+    """One address, which is bound on creation, and served after `start`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Listener:
         """
         self._limits, self._handle, self._secure, self._is_open = limits, handle, secure, is_open
         self._most = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        self._path: Path | None = None  # a socket file that `leave` removes
+        self._path: Path | None = None  # the socket file, if `leave` must remove it
         self._activation = activation or Activation()
         self._connections: set[Connection] = set()
         self._is_empty = asyncio.Event()  # set when the last connection has ended
@@ -132,7 +132,7 @@ class Listener:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept connections; close those beyond the limit at once."""
+        """Accept connections; close connections beyond the limit at once."""
         loop = asyncio.get_running_loop()
         for _ in range(_AT_ONCE):
             try:
@@ -216,8 +216,8 @@ class Listener:
 
 
 def peer_of(address: tuple[Any, ...]) -> str:
-    """Return the other end of a connection as gRPC names it, without quoting. A link-local address includes its
-    interface number."""
+    """Return the other end of a connection as gRPC names it, without percent-encoding. A link-local address includes
+    its interface number."""
     host, port = str(address[0]).removeprefix("::ffff:"), address[1]
     if ":" not in host:
         return f"ipv4:{host}:{port}"

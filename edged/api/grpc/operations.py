@@ -54,11 +54,11 @@ from edged.tasks import despite_cancelling
 Reload: TypeAlias = Callable[[], Awaitable[Sequence[Change]]]
 
 _PICTURES_FPS, _MOST_PICTURES_FPS = 5.0, 60.0
-_READ_SECONDS = 10.0  # longest time for which the answer to an upload waits for the reading of the model
+_READ_SECONDS = 10.0  # longest time that the answer to an upload waits until the daemon has read the model
 
 
 class OperationsService:
-    """Answers queries with the state of the controller. Makes changes by the controller's commands and in the model
+    """Answers queries with the state of the controller. Changes go through the controller's commands or the model
     repository."""
 
     def __init__(
@@ -158,7 +158,7 @@ class OperationsService:
                 yield event_message(event, log.epoch)
 
     async def add_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.ModelStatus:
-        """Receive the files, examine the model, and only then add it to the repository."""
+        """Receive the files, repair the model on request, examine it, and only then add it to the repository."""
         repository = self._controller.repository
         async with upload_folder(repository, "the upload") as folder:
             header, upload = await receive_upload(
@@ -227,15 +227,15 @@ class OperationsService:
         return self._info(planned)
 
     async def try_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.TryModelResponse:
-        """Receive a model and perhaps a picture, examine the model, and run it once."""
+        """Receive a model and perhaps a picture, and try the model as `try_file` does."""
         async with upload_folder(self._controller.repository, "the upload") as folder:
             header, upload = await receive_upload(parts, folder, {})
             model = next(iter(upload.files.values()))
             return await self.try_file(model, dict(header.settings), next(iter(upload.samples.values()), None))
 
     async def try_file(self, model: Path, settings: Mapping[str, str], picture: Path | None) -> pb.TryModelResponse:
-        """Examine a model file, and run it on `picture`, or on a picture that edged draws if `picture` is None. Raises
-        InvalidInput if the picture is unusable."""
+        """Examine a model file. If the model reads pictures, run it on `picture`; if `picture` is None, on a picture
+        that edged draws. The response says why edged refuses a model. Raises InvalidInput for an unusable picture."""
         builder = self._controller.builder
         installed = registry.usable(self._controller.fingerprint.facts)
         try:
@@ -314,7 +314,8 @@ class OperationsService:
         return pb.SelectedEngines(keys=await self._commands.evict(_selection(request.selector)))
 
     async def _progress(self, ordered: tuple[Ordered, ...], follow: bool) -> AsyncGenerator[pb.EngineProgress, None]:
-        """Yield the progress of every engine once. With `follow`, then yield changes until all engines have an outcome.
+        """Yield the progress of every engine once. With `follow`, go on to yield changes until all engines have an
+        outcome.
 
         If a client ends its call, only this generator ends; the work continues.
         """
@@ -422,7 +423,7 @@ def model_load(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking
         engine = slot.current.engine
         message.engine, message.backend = engine.key, engine.backend
         planned_engine = planned.engines.get(engine.key)
-        if planned_engine is not None:  # None if the engine is of an earlier state of the device
+        if planned_engine is not None:  # None if the engine belongs to an earlier state of the device
             message.precision, message.device = planned_engine.recipe.precision, planned_engine.recipe.device
             if planned_engine.usual_ms:
                 message.baseline_ms = planned_engine.usual_ms
@@ -445,8 +446,8 @@ def ensemble_load(name: str, planned: PlannedEnsemble, alarms: Iterable[Alarm], 
 
 
 def host_loads(links: Iterable[HostLink], counts: EventCounts) -> Iterator[pb.HostLoad]:
-    """Yield the load of each running host. Then yield each host that was lost and is not started again yet, without a
-    process id."""
+    """Yield the load of each running host. Then yield an entry without a process id for each backend that lost its host
+    and has no running host."""
     alive = sorted(links, key=lambda link: (link.backend, link.pid))
     for link in alive:
         yield pb.HostLoad(

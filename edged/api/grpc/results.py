@@ -1,4 +1,4 @@
-"""Results of frames as messages: what a model found, or the error, with times and skipped frames."""
+"""Results of frames as messages: the model's answer or the error, with times and skipped frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edged.vision.detections import Detections, class_name
 
 
 class Tag:
-    """The fields of a frame that the frame's result needs; the picture is not one of them."""
+    """The fields of a frame that its result needs, without the picture."""
 
     __slots__ = ("header", "model")
 

@@ -1,7 +1,7 @@
-"""Typed handlers as the methods of gRPC services.
+"""Turns typed handlers into the methods of gRPC services.
 
-Handlers are plain functions of messages and a `Context`, which contains only values. They raise `EdgedError` and never
-use status codes. `edged.api.grpc.call_guard` runs them.
+Handlers are plain functions of messages and a `Context`, which contains only values. Handlers raise `EdgedError` and
+never use status codes. `edged.api.grpc.call_guard` runs the handlers.
 """
 
 from __future__ import annotations
@@ -54,12 +54,11 @@ class Method(NamedTuple):
 
 class Service:
     """The methods of a gRPC service that `handlers` answer. `methods` is a mapping from the path of a method, such as
-    `/edged.v1.Cameras/Detect`, to the method. `requests` is a mapping from the path to the request type; methods that
-    take a stream are not in it.
+    `/edged.v1.Cameras/Detect`, to the method. `requests` is a mapping from the path to the request type, without
+    methods that take a stream.
 
     As with gRPC's own servicers, a handler is found by name: `model_infer` of one of the objects answers ModelInfer. If
-    an object has `model_infer_bytes`, this handler replaces `model_infer` for gRPC calls. It receives and returns
-    bytes.
+    an object has `model_infer_bytes`, gRPC calls use this handler instead, with bytes as request and response.
     """
 
     def __init__(self, descriptor: ServiceDescriptor, *handlers: object) -> None:
@@ -84,7 +83,7 @@ class Service:
             self.requests[path] = kind
 
     async def call(self, method: str, request: Message, response: type[Response], context: Context) -> Response:
-        """Call a unary method for a request from another protocol; `response` is the type of its answer."""
+        """Call a unary method for another protocol; `response` is the response type. Raises Unsupported."""
         if method not in self._unary:
             raise Unsupported(f"this version of edged has no method {method}")
         answer: Response = await self._unary[method](request, context)

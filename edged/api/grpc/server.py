@@ -39,7 +39,7 @@ _ACCESS_LOG = logging.getLogger("edged.access")
 
 
 class GrpcServers:
-    """All gRPC services at all addresses. They answer after `start`."""
+    """All gRPC services at all addresses. The services answer after `start`."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class GrpcServers:
         self._activation.close()
 
     async def open(self, address: str) -> str:
-        """Serve one more address, and return it as clients write it. Raises ConfigError."""
+        """Serve one more address, and return the address as clients write it. Raises ConfigError."""
         listener = self._listener(address)
         try:
             await listener.start()
@@ -143,8 +143,7 @@ _REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
 
 def reflection_service(names: Iterable[str]) -> Service:
-    """Return the service grpc.reflection.v1alpha, which describes itself and the services with these names to grpcurl
-    and similar tools."""
+    """Return the service grpc.reflection.v1alpha: tools such as grpcurl learn the services `names` from it."""
     for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         POOL.AddSerializedFile(file.serialized_pb)  # gRPC's packages register these in the default pool only
     return Service(_REFLECTION, _Reflection((*names, _REFLECTION.full_name)))

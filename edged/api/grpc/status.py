@@ -17,7 +17,7 @@ _LOG = logging.getLogger("edged.api")
 _DETAILS = "grpc-status-details-bin"
 _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 _DOMAIN = "edged"
-_LONGEST = 2000  # characters; a longer message is left out of the details, since clients accept only 8 KiB of metadata
+_LONGEST = 2000  # characters; the details omit a longer message, since clients accept only 8 KiB of metadata
 
 # The first class that fits decides, so more specific classes come first.
 _CODES: tuple[tuple[type[EdgedError], Status], ...] = (
@@ -87,8 +87,7 @@ def describe(error: Exception) -> tuple[Status, str]:
 
 
 def error_code(error: Exception) -> ErrorCode:
-    """Return the error code that programs test (docs/errors.md); INTERNAL for an exception that is not an
-    EdgedError."""
+    """Return the error code that programs test (docs/errors.md); INTERNAL unless `error` is an EdgedError."""
     return error.code if isinstance(error, EdgedError) else ErrorCode.INTERNAL
 
 

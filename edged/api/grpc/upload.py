@@ -67,7 +67,7 @@ async def add_model_bytes(controller: Controller, name: str, data: memoryview) -
 async def repair_upload(
     header: pb.ModelHeader, upload: Upload, settings: Mapping[str, str], installed: Sequence[str]
 ) -> Repaired | None:
-    """Repair the upload in place; return None if the client requested no repair."""
+    """Repair the uploaded model in place. Return None if the client requested no repair. Raises ModelRefused."""
     if not header.HasField("repairs"):
         return None
     requested = RepairOptions.parse(header.repairs.needed, header.repairs.steps)
@@ -85,8 +85,8 @@ async def receive_upload(
     pipelines: Collection[str] = (),
 ) -> tuple[pb.ModelHeader, Upload]:
     """Write an upload into `folder`; the upload's first file is the model. Raises AlreadyExists if a pipeline has the
-    model's name. Also raises it if `taken` has that name, unless the header asks to replace the model. Raises
-    InvalidInput if the parts are out of order, and another EdgedError if they cannot be written."""
+    model's name, or if `taken` has that name and the header does not ask to replace the model. Raises InvalidInput if
+    the parts are out of order, and another EdgedError if the disk fails."""
     header = pb.ModelHeader()
     try:
         async with contextlib.aclosing(Upload(folder)) as upload:
@@ -165,8 +165,8 @@ class Upload:
         self._missing -= len(chunk)
 
     async def finish(self) -> None:
-        """Raise InvalidInput unless all announced bytes arrived. If a client disconnects, its stream ends in the same
-        way as that of a complete upload."""
+        """Raise InvalidInput unless all announced bytes arrived. The stream of a client that disconnects ends like the
+        stream of a complete upload."""
         await self.aclose()
         if self._missing:
             raise InvalidInput(
@@ -179,7 +179,7 @@ class Upload:
 
 
 def _relative(path: str) -> str:
-    """Return a path inside the model's folder. Raises InvalidInput if it leads outside."""
+    """Return a path inside the model's folder. Raises InvalidInput if the path leads outside."""
     if leads_outside(path):
         raise InvalidInput(f"invalid file name {path[:80]!r}: it must be a relative path without '..'")
     return str(PurePosixPath(path))

@@ -2,7 +2,7 @@
 
 Large messages: protobuf parses a whole message while it holds the GIL, and two bytes on the wire can become an object.
 So 30 MiB of empty fields would block the daemon for seconds and use gigabytes. Therefore a large message is measured
-first. Apart from its contents (pictures, sound, tensors and files), it must be small.
+first. Apart from its contents (pictures, sound, tensors and files), the message must be small.
 
 Inference: protobuf copies every `bytes` field when it parses and when it writes. Here a request is parsed without its
 raw contents, and a camera's frame without its picture. Contents and picture stay views of the received bytes. A
@@ -26,9 +26,9 @@ from edged.proto import open_inference_pb2 as pb
 from edged.proto import operations_pb2 as operations
 
 Received = TypeVar("Received", bound=Message)
-# Bytes. A larger message is measured first, and may have at most this many besides its contents.
+# Bytes. A larger message is measured before parsing, and may have at most this many bytes besides its contents.
 MEASURED_ABOVE = 128 << 10
-_MOST_PARSED_FIELDS = 4096  # most fields of a message, with those of the messages in it that hold contents
+_MOST_PARSED_FIELDS = 4096  # limit of fields, in a message and in its nested messages with contents
 _VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # wire types, as is _DELIMITED
 
 # The fields of a message that hold contents, by field number. The value is the share (0 to 1) of the field's bytes that
@@ -45,7 +45,7 @@ _TENSOR: ContentFields = {
         number: _FREE if number in _COPIED else _PARSED for number in _VALUES.DESCRIPTOR.fields_by_number
     }
 }
-_FILE: ContentFields = {2: {pb.ModelRepositoryParameter.BYTES_PARAM_FIELD_NUMBER: _FREE}}  # the value in a map
+_FILE: ContentFields = {2: {pb.ModelRepositoryParameter.BYTES_PARAM_FIELD_NUMBER: _FREE}}  # 2: the value of a map entry
 CONTENT_FIELDS: Mapping[type[Message], ContentFields] = {
     cameras.Frame: {
         cameras.Frame.ENCODED_FIELD_NUMBER: _FREE,
@@ -92,7 +92,7 @@ def require_parsable(data: bytes | memoryview, kind: type[Message]) -> None:
 
 def _without_contents(data: memoryview, contents: ContentFields, fields: Iterator[int]) -> float | None:
     """Return the number of bytes that count towards the limit `MEASURED_ABOVE`; None if the message is malformed or has
-    more fields than `fields` has items. Takes an item for each field."""
+    more fields than `fields` has items. Takes one item of `fields` for each field of the message."""
     total, position = 0.0, 0
     while position < len(data):
         if next(fields, None) is None:
@@ -127,8 +127,8 @@ def _without_contents(data: memoryview, contents: ContentFields, fields: Iterato
 Contents: TypeAlias = "bytes | memoryview"
 
 _SPLIT_FROM = 16 << 10  # bytes below which protobuf's copies cost less than a search for the contents
-_MOST_FIELDS = 256  # most fields of a request; a message with more fields is left to protobuf
-_LARGEST = (1 << 31) - 1  # most bytes of a protobuf message
+_MOST_FIELDS = 256  # protobuf parses the whole of a message with more fields
+_LARGEST = (1 << 31) - 1  # limit of a protobuf message, in bytes
 _DELIMITED = 2  # the wire type of fields with a length
 _RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _RAW_OUTPUT = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | _DELIMITED])
@@ -157,7 +157,7 @@ class Request(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, message: pb.ModelInferRequest) -> Request:
-        """Return the request for a message that still has its raw contents."""
+        """Return the request for a message that contains its raw contents."""
         return cls(message, tuple(message.raw_input_contents))
 
 
@@ -178,7 +178,7 @@ class FrameRequest(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, message: cameras.Frame) -> FrameRequest:
-        """Return the frame for a message that still has its picture."""
+        """Return the frame for a message that contains its picture."""
         return cls(message, message.encoded or message.raw.data or message.samples.data)
 
 
@@ -215,7 +215,7 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
     request."""
     raw: list[memoryview] = []
     others: list[memoryview] = []
-    position, since = 0, 0  # where this field starts, and where the other fields before it start
+    position, since = 0, 0  # the start of this field, and the start of the bytes that `others` lacks
     for _ in range(_MOST_FIELDS):
         if position == len(data):
             others.append(data[since:])
@@ -252,7 +252,7 @@ def _split_frame(data: memoryview) -> tuple[bytes, memoryview] | None:
 
 
 class _Field(NamedTuple):
-    """A field with a length: its tag, where it starts, and where its contents begin and end."""
+    """A field with a length: its tag, and the positions where the field starts and where its contents begin and end."""
 
     tag: int
     at: int

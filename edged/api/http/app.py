@@ -32,7 +32,7 @@ _STOPPING = "the daemon is stopping; send the request again when it is back"
 
 
 class App:
-    """Answers the requests of one listener. `is_unix`: its clients connect to a unix socket."""
+    """Answers the requests of one listener. `is_unix`: the clients connect to a unix socket."""
 
     def __init__(self, dispatcher: Dispatcher, bodies: Bodies, is_unix: bool) -> None:
         self._dispatcher, self._bodies, self._is_unix = dispatcher, bodies, is_unix
@@ -75,7 +75,7 @@ class App:
 
 
 def request_of(scope: Scope, is_unix: bool) -> HttpRequest:
-    """Return a request without its body. Raises InvalidInput if its headers or query are too long."""
+    """Return a request without its body. Raises InvalidInput for too long headers or too many query parameters."""
     length = sum(len(name) + len(value) for name, value in scope["headers"])
     if length > LONGEST_HEAD:
         raise InvalidInput(f"the request's headers have {length} bytes; send at most {LONGEST_HEAD}")
@@ -135,7 +135,7 @@ async def _send(send: Send, answer: HttpResponse, asked: Mapping[bytes, bytes]) 
 
 
 async def _send_stream(send: Send, receive: Receive, answer: HttpResponse, stream: Streamed) -> None:
-    """Send a body while it is made; stop making it if the client disconnects or the server stops."""
+    """Send the chunks of a stream as they come. Close the stream at its end, or if the client disconnects."""
     headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in answer.headers]
     gone = asyncio.ensure_future(receive())
     try:
@@ -158,7 +158,7 @@ async def _send_stream(send: Send, receive: Receive, answer: HttpResponse, strea
 
 
 _MIB = 1 << 20
-_BODIES_AT_ONCE = 4  # how many bodies of the largest size may be held at a time
+_BODIES_AT_ONCE = 4  # bodies of the largest size that fit into the room for all bodies
 _BACKLOG = 128
 
 

@@ -20,7 +20,7 @@ Receive: TypeAlias = "Callable[[], Awaitable[Any]]"
 
 _SLOWEST = 32 << 10  # lowest rate in bytes per second, over `idle_seconds`; a slower body would hold its room for hours
 _STEP, _BEHIND_SECONDS = 64 << 10, 0.5  # a body that needs more than _BEHIND_SECONDS for _STEP bytes may be refused
-_LINGER_SECONDS = 2.0  # how long the rest of a refused body is read, since the client may read the response only then
+_LINGER_SECONDS = 2.0  # how long the rest of a refused body is read: many clients read the response only after that
 _AGAIN = "send the request again later, or faster"
 
 
@@ -53,9 +53,9 @@ class Bodies:
             self.used -= held.size
 
     def take(self, held: Held, size: int) -> None:
-        """Count `size` more bytes of a body. If no room is left for them, end the slowest body and use its room. Raises
-        Overloaded if this body is the slowest, if no body is slow enough to be ended, or if the end of the slowest
-        body would not make enough room."""
+        """Count `size` more bytes of a body. If no room is left, end the slowest body and use its room. Raises
+        Overloaded if this body is the slowest, if no body is slow enough to be ended, or if the end of the slowest body
+        would not make enough room."""
         if self.used + size > self._room:
             slowest = min(self._coming, key=lambda each: each.since, default=held)
             is_behind = time.monotonic() - slowest.since > _BEHIND_SECONDS
@@ -77,7 +77,7 @@ class Bodies:
 
 
 class Held:
-    """The bytes of one request's body that count towards the limit of `Bodies`."""
+    """One request's body; `size` is the number of its bytes that count in `Bodies`."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self.size = bodies, 0
@@ -93,7 +93,7 @@ class Held:
             self.since, self._due = time.monotonic(), self.size + _STEP
 
     def give_way(self) -> None:
-        """Free the room at once; the request ends with Overloaded."""
+        """Free the room of this body at once. The request ends with Overloaded."""
         self._has_given_way = True
         self.shrink(self.size)
         if self._piece is not None:
@@ -187,8 +187,8 @@ _FAST = 1  # higher levels hardly make tensors smaller
 
 
 def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
-    """Unpack a body. Raises TooLarge above `limit` bytes, InvalidInput for a damaged body, Unsupported for an unknown
-    encoding."""
+    """Decompress a body. Raises TooLarge above `limit` bytes, InvalidInput for a damaged body, Unsupported for an
+    unknown encoding."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return body
@@ -216,6 +216,6 @@ def accepted(header: str) -> str | None:
 
 
 def packed(parts: Iterable[Part], encoding: str) -> bytes:
-    """Pack a body with a supported encoding."""
+    """Return a compressed body; `encoding` is a result of `accepted`."""
     writer = zlib.compressobj(_FAST, zlib.DEFLATED, _BITS[encoding])
     return b"".join([*map(writer.compress, parts), writer.flush()])

@@ -17,11 +17,12 @@ from edged.api.grpc.status import describe
 async def call_scope(
     guard: Guard, rpc: str, who: Caller, peer: str, size: int, about: Mapping[str, str], *, is_stream: bool = False
 ) -> AsyncGenerator[None, None]:
-    """Open the context in which a call runs. `rpc` is the call's path in gRPC, `size` the bytes of its body. If the
-    call is a command, it is recorded with `about`. `is_stream`: the call may last long.
+    """Open the context in which a call runs. `rpc` is the path of the method in gRPC, `size` the bytes of the body. If
+    the method needs the role `operate`, the audit log records the call, with the fields `about`. `is_stream`: the
+    answer is a stream.
 
-    Raises ClientLimited. Cancels the call when its client's credentials become invalid. Cancels a stream also when its
-    client no longer has the role.
+    Raises ClientLimited. Cancels the call when its client's credentials become invalid or lose a role. Cancels a stream
+    also when the address no longer grants the client the role.
     """
     identity.CURRENT.set(who)
     usage = guard.limits.usage(who.key, who.name, time.monotonic())

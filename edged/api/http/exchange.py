@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """A request. Header names are in lower case; `peer` is the client as gRPC names it, `unix:` or `ipv4:...`.
+    """A request. Header names are in lower case; `peer` is the client as gRPC names it.
 
     `path` is as sent, with its escapes; `query` has the last value of each name.
     """
@@ -89,7 +89,7 @@ def decode_base64(key: str, value: object) -> bytes:
 def message_fields(message: Message) -> dict[str, Any]:
     """Return a protobuf message as values for JSON: field names as in the proto, 64-bit numbers as numbers.
 
-    A field that is not set has its default value, except that unset messages and unset members of a oneof are left out.
+    A field that is not set has its default value. Unset fields with presence (messages, oneofs, optional) are left out.
     """
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
@@ -133,11 +133,12 @@ async def offload(size: int, work: Callable[[], T]) -> T:
 
 
 def web_page_refusal(headers: Mapping[str, str], peer: str, any_host: bool = False) -> str | None:
-    """Return why a request that a browser sends for a web page is refused, in one line; None if it is allowed.
+    """Return one line that says why a request for a web page of another site is refused; None if it is allowed.
 
     A browser on this machine sends requests on behalf of any web page. The header `Origin` shows whether the page is of
-    another site. `Host` shows whether the page used another site's name for this machine. `peer` is as gRPC names it.
-    `any_host` also allows a `Host` that is not loopback's, for addresses that other machines reach.
+    another site. `Host` shows whether the page used another site's name for this machine (DNS rebinding). `peer` is the
+    client as gRPC names it. `any_host` also allows a `Host` that is not loopback's, for addresses that other machines
+    reach.
     """
     host = headers.get("host", "")
     if not any_host and not peer.startswith("unix:") and host and not _is_here(host):

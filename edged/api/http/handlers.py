@@ -49,7 +49,7 @@ class Calls:
         self.service, self._inference, self.cameras, self.language = service, inference, cameras, language
 
     async def __call__(self, http: HttpRequest, request: Message, response: type[Response]) -> Response:
-        """Call the method that the request's type is named after. The call has no deadline, because HTTP has none."""
+        """Call the method that the type of `request` belongs to. The call has no deadline, because HTTP has none."""
         method = request.DESCRIPTOR.name.removesuffix("Request")
         return await self.service.call(method, request, response, Context(http.peer, tuple(http.headers.items())))
 
@@ -178,8 +178,7 @@ def _fill_trace(request: pb.TraceSettingRequest, http: HttpRequest) -> None:
 
 
 def _trace(request: Any, response: pb.TraceSettingResponse) -> HttpResponse:
-    """Return the trace settings. The value of trace_level is a list; the values of other settings are single
-    strings."""
+    """Return the trace settings. The value of trace_level is a list; a single value of another setting is a string."""
     found = {name: list(response.settings[name].value) for name in sorted(response.settings)}
     is_list = {name: name == "trace_level" or len(words) != 1 for name, words in found.items()}
     return json_response({name: words if is_list[name] else words[0] for name, words in found.items()})
@@ -265,8 +264,7 @@ class DetectQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def detect(calls: Calls, http: HttpRequest, model: str = "") -> HttpResponse:
-    """Detect objects in the image that the body has. If the model returns raw outputs, the answer describes them
-    without their bytes."""
+    """Return the model's answer to the image in the body, as JSON. Of raw outputs, the answer has only descriptions."""
     delivery = await calls.cameras.answer(frame_of(http, model))
     text = encode(delivered(Echo(delivery.camera, 0, delivery.tag.model), delivery))
     return HttpResponse(parts=(text,), headers=(("content-type", JSON),))

@@ -163,8 +163,8 @@ class Dispatcher:
         return who
 
     async def _call(self, route: Route, request: HttpRequest) -> HttpResponse:
-        """Run the handler within the client's limits, and record the call if it is a command. Raises ClientLimited, and
-        the errors of `_admit` and the handler."""
+        """Run the handler within the client's limits, and record the call if its method needs the role `operate`.
+        Raises ClientLimited, and the errors of `_admit` and the handler."""
         if route.method in ("Chat", "Complete") and openai_requests.is_streamed(request):
             return await self._stream(route, request)
         who, about = self._admit(route, request), {}
@@ -186,7 +186,7 @@ class Dispatcher:
         return await handlers.by_message(self._calls, request, route.method, route.names)
 
     async def _stream(self, route: Route, request: HttpRequest) -> HttpResponse:
-        """Return the response with a streamed answer. The call counts as running until its last event is made."""
+        """Return a response whose body is a stream. The call runs until the handler has sent the last event."""
         who = self._admit(route, request)
         work = openai.begin(self._calls.language, request, _KINDS[route.method])
 
@@ -199,8 +199,8 @@ class Dispatcher:
 
 
 def _authorization(request: HttpRequest) -> str | None:
-    """Return the header `authorization`; None if it is missing. Clients of OpenAI's protocol always send a key, perhaps
-    a dummy. So on the paths of that protocol, a header without a token of edged counts as missing."""
+    """Return the header `authorization`; None if the header is missing. Clients of OpenAI's protocol always send a key,
+    perhaps a dummy. So on the paths of that protocol, a header without a token of edged counts as missing."""
     found = request.headers.get("authorization")
     if found is None or not request.path.startswith(_OPENAI):
         return found
@@ -213,13 +213,12 @@ _KINDS: Mapping[str, openai_requests.Kind] = {"Chat": "chat", "Complete": "compl
 
 
 def _settings(route: Route, body: bytes) -> dict[str, str]:
-    """Return the names of the settings in a request, without their values, in the form that the audit log has for
-    calls by gRPC."""
+    """Return the names of the settings in a request without the values, as `audit.about` does for gRPC calls."""
     if route.method not in ("TraceSetting", "LogSettings") or not body:
         return {}
     try:
         named = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except NOT_JSON:  # the call will fail with this error, and the failure is recorded
+    except NOT_JSON:  # the handler will fail in the same way, and the failure is recorded
         return {}
     return {"settings": ", ".join(sorted(named))[:_LONGEST_NAME]} if named else {}
 

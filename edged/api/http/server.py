@@ -35,7 +35,7 @@ class Connection(H11Protocol):
 
     head_seconds = 10.0  # from the first byte of a request, or the beginning of a connection, to the end of its head
     unread_seconds = 20.0  # time in which a client must read at least one byte of its response
-    most = 256  # most connections at a time
+    most = 256  # limit of connections at a time
 
     _head: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -84,7 +84,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _watch_head(self) -> None:
-        """Limit the time from the first byte of a request to the end of its head."""
+        """Start or stop the timer of `head_seconds`."""
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if is_answering and self._head is not None:
             self._head.cancel()
@@ -150,7 +150,7 @@ class Server(uvicorn.Server):
         self.config.timeout_graceful_shutdown = cast(int, max(grace, 0.01))  # fractions of a second work, too
         self.should_exit = True
         await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.sleep(0)  # cancelled requests still answer their clients
+        await asyncio.sleep(0)  # let cancelled requests answer their clients
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 

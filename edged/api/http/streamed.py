@@ -1,4 +1,4 @@
-"""Bodies that are made while they are sent."""
+"""Response bodies that are sent while a task makes them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edged.api.grpc.status import describe, error_code
 
 Send: TypeAlias = "Callable[[bytes], Awaitable[None]]"
 
-_MOST_WAITING = 32  # most chunks that the client has not read; at this limit the work waits
+_MOST_WAITING = 32  # limit of chunks that the client has not read; then the work waits
 
 
 class Streamed:
-    """An iterator over the chunks that a task makes. Call `begin` first. Always call `close` in the end."""
+    """An iterator over the chunks that a task makes. Call `begin` first. Always call `close` at the end."""
 
     def __init__(self, work: Callable[[Send], Awaitable[None]], failed: Callable[[str, str], bytes]) -> None:
         """`work` calls its argument with each chunk. If the work fails after its first chunk, `failed` makes the last
@@ -26,7 +26,7 @@ class Streamed:
         self._task = asyncio.ensure_future(self._run(work))
 
     async def begin(self) -> None:
-        """Wait for the first chunk. Raises the error of the work if the work fails before that."""
+        """Wait for the first chunk. Raises the error of the work if the work fails before its first chunk."""
         first = asyncio.ensure_future(self._chunks.get())
         try:
             await asyncio.wait((first, self._task), return_when=asyncio.FIRST_COMPLETED)

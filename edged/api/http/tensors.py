@@ -28,7 +28,7 @@ OCTETS = "application/octet-stream"
 _REGION = "shared_memory_region"
 _SIZE, _WANTED, _ALL_WANTED = "binary_data_size", "binary_data", "binary_data_output"
 _LARGEST = (1 << 64) - 1
-_LARGE = 1 << 18  # bytes; in larger JSON, long lists are not decoded together with the rest
+_LARGE = 1 << 18  # bytes; in larger JSON, long lists are decoded apart from the rest
 
 Parameters: TypeAlias = dict[str, bool | int | float | str]
 
@@ -226,8 +226,7 @@ def _flag(parameters: Parameters, key: str) -> bool:
 
 
 def _set(parameters: Any, given: Parameters, own: str, whose: str) -> None:
-    """Add the parameters to a message's map of InferParameter, except the parameter `own`, which exists only in
-    HTTP."""
+    """Add parameters to a message's map of InferParameter, except the parameter `own` of the HTTP protocol."""
     for key, value in given.items():
         if key == own:
             continue

@@ -1,8 +1,8 @@
 """Converts tensors in JSON to raw contents and back. Pure.
 
 Numbers are decoded and encoded in blocks, so that only a part of a large tensor exists as Python objects at a time.
-Nested lists are read as one list, row by row. JSON has no NaN and no infinities, so they are written as the bare words
-`NaN`, `Infinity` and `-Infinity`, as in Triton's clients. In requests they can also be strings.
+Nested lists are read as one list, row by row. JSON has no NaN and no infinities. As in Triton's clients, the bare words
+`NaN`, `Infinity` and `-Infinity` stand for them. In requests these words can also be strings.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _ROWS = 1 << 14  # numbers that are written at a time
 _FLAT = bytes.maketrans(b"[]", b"  ")
 _JSON_LESS = ("FP16", "BF16")
 _DEEPEST = 32
-_MOST_STRINGS = 8 << 20  # most characters of JSON: as Python objects, strings are several times as large
+_MOST_STRINGS = 8 << 20  # limit of JSON in characters: as Python objects, strings are several times as large
 
 _Number = list[float | Literal["NaN", "Infinity", "-Infinity"]]
 _floats = msgspec.json.Decoder(_Number)

@@ -28,7 +28,7 @@ _EXPIRY_SECONDS = 0.05  # time after the deadline in which the handler can still
 
 
 class Call:
-    """One call. Its handler reads messages, writes messages, and ends it once with `reply` or `finish`.
+    """One call. The handler reads messages, writes messages, and ends the call once with `reply` or `finish`.
 
     If the client disconnects or resets the stream, or if the deadline passes, the handler's task is cancelled; messages
     that the handler still writes are dropped.
@@ -247,7 +247,7 @@ class Call:
         await self._send(data, frame + trailer)
 
     async def _send(self, data: bytes, last: bytes) -> None:
-        """Send a message, then `last`; if `last` is not empty, it ends the call."""
+        """Send a message, then `last`; a `last` that is not empty ends the call."""
         if self.has_ended:
             return
         sender, size = self._connection.sender, len(data) + _PREFIX.size

@@ -23,16 +23,16 @@ from edged.api.http2.sending import Sender
 _LOG = logging.getLogger("edged.api")
 
 _BUFFER = 32 << 10  # usual bytes of the buffer for received data that is not read directly into a large message
-_DIRECT = 16 << 10  # bytes; if at least so many are missing, data is read directly into the message
+_DIRECT = 16 << 10  # bytes; if a message lacks at least this many, data is read directly into the message
 _AT_ONCE = 1024  # units of work until other connections get their turn; a frame costs one unit
 _HEADERS_WORK = 16  # units that a new call costs
-_MESSAGES_WORK, _BLOCK_WORK = 4, 16  # one unit is so many messages, or so many bytes of headers
-_REPLENISHED = 1 << 20  # most consumed bytes that are collected for one WINDOW_UPDATE
-_ON_THEIR_WAY = 4  # the window of a stream should hold so many of its messages
+_MESSAGES_WORK, _BLOCK_WORK = 4, 16  # one unit is this many messages, or this many bytes of headers
+_REPLENISHED = 1 << 20  # consumed bytes after which a WINDOW_UPDATE is sent at the latest
+_ON_THEIR_WAY = 4  # the window of a stream should hold this many of its messages
 _WIDEST = 4 << 20  # the largest window of one call, in bytes
-_POOL = 16 << 20  # the most bytes by which the windows of all calls of a connection may grow together
+_POOL = 16 << 20  # bytes by which the windows of all calls of a connection may grow together
 
-# Frames that the daemon answers at once. They are not handled while the client does not read the answers.
+# Frames that the daemon answers at once. While the client does not read the answers, such frames wait.
 _ANSWERED_AT_ONCE = frozenset({frames.HEADERS, frames.CONTINUATION, frames.PING, frames.SETTINGS})
 
 # Starts the task that answers a call.
@@ -56,7 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer = memoryview(bytearray(_BUFFER))
         self._begin = self._end = 0  # where the unprocessed bytes in the buffer begin and end
         self._has_preface = self._has_settings = False
-        self._data: Call | None = None  # the call of the current DATA frame; None if it has ended
+        self._data: Call | None = None  # the call of the current DATA frame; None if the call has ended
         self._data_rest = self._padding_rest = self._data_flags = 0
         self._direct = False
         self._block: bytearray | None = None  # an incomplete block of headers

@@ -95,8 +95,7 @@ def go_away(last: int, code: Code, why: str = "") -> bytes:
 
 
 def read_word(payload: bytes) -> int:
-    """Return the number in a payload of four bytes, without the reserved bit. Raises ConnectionFault for any other
-    size."""
+    """Return the number in a payload of four bytes, without the reserved bit. Raises ConnectionFault otherwise."""
     if len(payload) != _WORD.size:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a WINDOW_UPDATE or RST_STREAM frame whose payload is not 4 bytes")
     return int(_WORD.unpack(payload)[0]) & LARGEST_WINDOW

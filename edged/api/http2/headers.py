@@ -22,8 +22,8 @@ Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 MOST_BLOCK = 24 << 10  # bytes of one call's encoded headers; more ends the connection
 _MOST_LIST = 64 << 10  # bytes of decoded headers, counted as in RFC 9113, section 6.5.2; more ends the connection
 MOST_METADATA = 16 << 10  # bytes counted in the same way; more fails the call
-_MOST_KNOWN = 16  # most blocks that are remembered
-_MOST_REMEMBERED = 2 << 10  # most bytes of the metadata of a remembered block
+_MOST_KNOWN = 16  # limit of remembered blocks
+_MOST_REMEMBERED = 2 << 10  # bytes; a block with more metadata is not remembered
 _OVERHEAD = 32
 _INDEXED = frozenset(range(0x81, 0xFF))  # bytes that each stand for a whole field of the HPACK table
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -77,7 +77,7 @@ class HeadDecoder:
 
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=_MOST_LIST)
-        self._known: dict[bytes, Head] = {}  # heads of blocks that only refer to the HPACK table, until it changes
+        self._known: dict[bytes, Head] = {}  # by block, for blocks without literals; cleared if the HPACK table changes
 
     def decode(self, block: bytes) -> Head:
         """Return the headers of a call. Raises MalformedHead, or ConnectionFault if HPACK decoding fails."""

@@ -8,13 +8,13 @@ import msgspec
 
 from edged.api.http2.frames import Code, ConnectionFault
 
-_ANSWERED = 2.0  # units that a message adds, since clients answer it with window updates and acknowledgements
+_ANSWERED = 2.0  # units that a message adds, since clients answer messages with window updates and acknowledgements
 
 # Costs of frames, in units of the allowance.
 FRAME = 1.0
 CALL = 4.0  # a call that is reset or malformed
 SETTINGS = 16.0  # settings change the window of each running call
-BLOCK_BYTES = 512  # so many bytes of headers cost one unit
+BLOCK_BYTES = 512  # this many bytes of headers cost one unit
 TINY_BYTES = 64  # a DATA frame with fewer bytes costs a unit too
 
 
@@ -22,10 +22,10 @@ class Limits(msgspec.Struct, frozen=True):
     """Limits of one connection. Sizes in bytes, times in seconds.
 
     `stream_window`: bytes of one call that a client may send before the daemon has read them. The connection's window
-    is the sum of the windows of all its calls, so that unread calls do not block others. A frame without a message
-    costs one unit of `allowance`, which grows by `allowance_second` per second. A client that is silent for `keepalive`
-    is pinged; the connection is closed if the client does not answer within `answer`. After GOAWAY and the last call
-    the client has `linger` seconds to close first.
+    is the sum of the windows of all its calls, so that unread calls do not block others. Each frame without a message
+    costs units of `allowance`, which grows by `allowance_second` per second. A client that is silent for `keepalive` is
+    pinged; the connection is closed if the client does not answer within `answer`. After GOAWAY and the last call, the
+    daemon waits `linger` seconds for the client to close.
     """
 
     max_message: int = 32 << 20
@@ -54,7 +54,7 @@ class Allowance:
         self._left, self._grown_at = limits.allowance, now()
 
     def answered(self, messages: int = 1) -> None:
-        """Enlarge the allowance, because the daemon read or sent this number of messages."""
+        """Enlarge the allowance, because the daemon read or sent this many messages or parts of messages."""
         self._left += _ANSWERED * messages
 
     def charge(self, cost: float = FRAME) -> None:

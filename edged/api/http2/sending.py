@@ -13,17 +13,17 @@ from edged.api.http2.limits import Allowance
 if TYPE_CHECKING:
     from edged.api.http2.call import Call
 
-_COPIED = 64 << 10  # most bytes of an answer that is copied to one piece with its headers
+_COPIED = 64 << 10  # bytes; a larger answer is not copied together with its headers
 _UNSENT = 1 << 20  # bytes in the send buffer above which calls wait
 
 
 def writelines_never_pauses(version: tuple[int, ...]) -> bool:
-    """Whether `writelines` of asyncio's sockets has the fault CVE-2024-12254 in this version of Python. With the fault
-    it never calls `pause_writing`, so that answers to a client that does not read would fill the memory."""
+    """Whether asyncio's `writelines` for sockets has the fault CVE-2024-12254 in this version of Python. With the
+    fault, `writelines` never calls `pause_writing`: answers to a client that does not read would fill the memory."""
     return (3, 12) <= version < (3, 12, 9) or (3, 13) <= version < (3, 13, 2)
 
 
-# Whether the parts of a message are copied to one piece. uvloop would not need that, but the loop is not known here.
+# Whether the parts of a message are joined by a copy. With uvloop that is not needed, but this module cannot know.
 _JOINS = writelines_never_pauses(sys.version_info[:3])
 
 

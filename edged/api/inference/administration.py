@@ -100,8 +100,8 @@ class AdministrationHandlers:
 
 
 def overrides(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> tuple[str | None, dict[str, bytes]]:
-    """Return the configuration (None if it is not given), and a mapping from paths to files, from the parameters of
-    loading a model. Raises InvalidInput for other parameters."""
+    """Return the configuration (None if absent) and the files by path, from the parameters of loading a model. Raises
+    InvalidInput for other parameters."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for name, parameter in parameters.items():
@@ -193,8 +193,8 @@ _KINDS: dict[type[Value], tuple[str, str]] = {
 
 
 class LogSettings(msgspec.Struct, frozen=True):
-    """Settings of the log, named as on the wire. With `log_verbose_level` 1, the daemon logs every call too. With 2, it
-    logs every call and the debug messages of libraries."""
+    """Settings of the log, named as on the wire. With `log_verbose_level` 1, the daemon also logs every call; with 2,
+    also the debug messages of libraries."""
 
     log_file: str = ""
     log_info: bool = True

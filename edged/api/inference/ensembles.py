@@ -1,4 +1,4 @@
-"""Answers inference requests of ensembles: reads the request, runs the steps, and makes the response.
+"""Answers inference requests to ensembles: reads the request, runs the steps, and makes the response.
 
 Each step is a request to its model, with the deadline, priority and parameters of the ensemble's request. A failed step
 fails the request; its error names the step.
@@ -109,8 +109,9 @@ class _Steps:
     async def __call__(
         self, step: int, tensors: tuple[InputTensor, ...], outputs: Collection[str], sink: RowsSink
     ) -> Answered:
-        """Answer a step. If its model's queue is full, a step that needs outputs of other steps waits, because a
-        refusal would waste the work of these steps. Any other step is refused, unless the caller is patient."""
+        """Answer a step. If the queue of the step's model is full, a step that needs outputs of other steps waits,
+        because a refusal would waste their work. A step that needs only inputs of the request is refused, unless the
+        caller is patient."""
         bound, planned = self._bound.steps[step], self._bound.steps[step].planned
         is_first = self._bound.inputs.issuperset(bound.step.inputs.values())
         patient = self._caller.patient or not is_first

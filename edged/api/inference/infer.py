@@ -87,8 +87,8 @@ class Inference:
         """Answer a request. Call `write` for each response, and return the results of these calls. The contents of a
         response are valid only during the call of `write`.
 
-        A streamed call of a decoupled model has any number of responses, every other call exactly one. Raises the error
-        of a request that fails.
+        A streamed call of a decoupled model has any number of responses, every other call exactly one. Raises
+        EdgedError if the request fails.
         """
         asked = options(request.message.parameters)
         planned = find(self._controller, request.message.model_name, request.message.model_version)
@@ -180,10 +180,10 @@ class Inference:
             if trace is not None:
                 traced = None if answer is None else msgspec.structs.replace(answer, outputs=outputs())
                 trace.end(work, traced)
-            work.inputs = ()  # the work may stay in the queue for long after it was given up, so free its bytes
+            work.inputs = ()  # abandoned work may stay in the queue for long, so free its bytes
 
     async def _part(self, planned: PlannedModel, part: PartRequest, trace: Trace | None) -> Answered:
-        """Answer one step of an ensemble. Its tensors are checked like those of a request."""
+        """Answer one step of an ensemble, after the checks that a client's request for the same model gets."""
         served = self._of(await loaded(planned))
         requests.require_fitting(part.inputs, served.signature, served.bounds, served.model.inspection.optional)
         names = _part_outputs(served, part.outputs)
@@ -218,9 +218,9 @@ def _require_carried(wanted: tuple[RequestedOutput, ...]) -> None:
 
 
 def _part_outputs(served: _Served, wanted: Collection[str]) -> tuple[str, ...] | None:
-    """Return the outputs that a step of an ensemble wants; None if the step wants all outputs. A client's request for
-    all outputs has None too, and only requests for the same outputs can share a batch. Raises InvalidTensor if the
-    model was replaced by one without these outputs."""
+    """Return the outputs that a step of an ensemble wants; None if the step wants all outputs, as in clients' requests
+    for all outputs: only requests with the same value can share a batch. Raises InvalidTensor if the model was replaced
+    by one without these outputs."""
     names = [spec.name for spec in served.model.inspection.signature.outputs]
     if missing := next((name for name in wanted if name not in names), None):
         raise InvalidTensor(f"the model was replaced, and no longer has output {missing[:60]!r}")
@@ -277,8 +277,8 @@ def _form(
 
 
 def _expires(planned: PlannedModel, asked: Options, latest: float) -> float:
-    """Return when a request expires, in seconds of time.monotonic(). This is `latest`, the deadline of the caller. If
-    the queue policy allows timeouts of requests and the request's own timeout is earlier, that timeout counts."""
+    """Return when a request expires, in seconds of time.monotonic(). This is `latest`, the deadline of the caller, or
+    the request's own timeout if the queue policy has `allow_timeout_override` and the timeout is earlier."""
     batching = planned.slot.batching_policy
     policy = batching.of(batching.level(asked.priority))
     if not asked.timeout_s or not policy.allow_override:
@@ -287,14 +287,13 @@ def _expires(planned: PlannedModel, asked: Options, latest: float) -> float:
 
 
 def _names(form: Form) -> tuple[str, ...] | None:
-    """Return the names of the outputs that an engine must compute, states too; None for all outputs."""
+    """Return the names of the outputs that an engine must compute, with the states; None for all outputs."""
     names = [each.name for each in form.wanted]
     return tuple(dict.fromkeys((*names, *form.states))) if names else None
 
 
 def _rows_and_alone(served: _Served, inputs: tuple[InputTensor, ...]) -> tuple[int | None, bool]:
-    """Return the rows of a request, as `requests.rows` does, and whether the request must not share a batch with
-    others."""
+    """Return the rows of a request, as `requests.rows` does, and whether the request must not share a batch."""
     required = tuple(tensor for tensor in inputs if tensor.name not in served.defaults) if served.defaults else inputs
     rows = requests.rows(served.model.name, served.most_rows, served.configured_rows, required)
     return rows, not served.is_batched or len(required) < len(inputs)

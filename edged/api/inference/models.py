@@ -157,7 +157,7 @@ _KINDS = {
 
 
 def clients_inputs(model: Model) -> tuple[TensorSpec, ...]:
-    """Return the inputs that a client sends, without those that edged fills in from a sequence."""
+    """Return the inputs that a client sends, without inputs that edged fills in from a sequence."""
     plan = model.sequencing
     filled = plan.inputs if plan is not None and plan.declared else frozenset[str]()
     return tuple(spec for spec in model.declared.inputs if spec.name not in filled)

@@ -165,7 +165,7 @@ def _value(parameter: pb.InferParameter) -> Value:
 
 class Bounds(msgspec.Struct, frozen=True):
     """The shapes that a model accepts: `profile` is the range of the shapes, empty for no limit; `ties` are the
-    dimensions that inputs have in common; `open` are the inputs with an open dimension, in the order of the model."""
+    dimensions that inputs have in common; `open` are the inputs with a dynamic dimension, in the order of the model."""
 
     profile: Profile = Profile()
     ties: tuple[Tie, ...] = ()
@@ -173,8 +173,8 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, model: Model) -> Bounds:
-        # The signature of the model file, not of config.pbtxt, which may fix a dimension in one input and leave the
-        # dimension of the same name open in another input.
+        # The signature of the model file. config.pbtxt may fix a dimension in one input and leave the dimension of the
+        # same name dynamic in another input.
         signature = model.inspection.signature
         return cls(
             model.bounds,
@@ -199,8 +199,8 @@ class Bounds(msgspec.Struct, frozen=True):
             raise InvalidTensor(unequal)
 
     def combination(self, inputs: tuple[InputTensor, ...]) -> Combination:
-        """Return the shapes of those inputs of a request that have an open dimension. The daemon counts these shapes,
-        so that it can build engines for frequent ones."""
+        """Return the shapes of those inputs of a request that have a dynamic dimension. The daemon counts these shapes,
+        and can build engines for frequent ones."""
         shapes = {tensor.name: tensor.shape for tensor in inputs}
         return tuple((name, shapes[name]) for name in self.open if name in shapes)
 
@@ -224,7 +224,7 @@ _MAX_ELEMENTS = 1 << 40
 _MAX_RANK = 32
 _MANY = 64 << 10  # bytes of a message; converting the values of a larger message takes too long for the event loop
 _BLOCK = 4096  # values that are converted at a time
-_MOST_NAMED = 16  # most tensors that an error message names, since the message must fit into a status
+_MOST_NAMED = 16  # limit of tensors that an error message names, since the message must fit into a status
 _ANY = Bounds()
 
 # Finds a tensor in shared memory; the text is the tensor's name in error messages.
@@ -304,7 +304,7 @@ def rows(model: str, most: int, configured: int, inputs: Sequence[InputTensor]) 
 
 
 def has_many_values(request: Request) -> bool:
-    """Whether the conversion of a message's values would block the event loop for too long."""
+    """Whether converting the typed contents of a request would block the event loop for too long."""
     return not request.raw and request.message.ByteSize() > _MANY
 
 

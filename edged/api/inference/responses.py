@@ -24,7 +24,7 @@ Written = TypeVar("Written")
 # Writes a response with its raw contents, one for each output. The contents are valid only during the call.
 Write: TypeAlias = Callable[[pb.ModelInferResponse, Sequence[Contents]], Written]
 
-_MOST_ROWS = 1 << 16  # most rows that become separate responses
+_MOST_ROWS = 1 << 16  # limit of rows that become separate responses
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Form(msgspec.Struct, frozen=True):
 
 class Collector(Generic[Written]):
     """Collects the responses of one request and the state of its sequence. An instance is a `work.Sink`: a callable
-    that receives the outputs. With `copies` it also keeps copies of the outputs."""
+    that receives the outputs. With `copies`, `outputs` has copies of them."""
 
     def __init__(self, form: Form, write: Write[Written], copies: bool = False) -> None:
         self._form, self._write, self._copies = form, write, copies
@@ -152,8 +152,7 @@ def _by_rows(outputs: list[tuple[RequestedOutput, OutputView]]) -> Iterator[list
 
 
 def _cuts(output: OutputView) -> list[int]:
-    """Return the positions of an output's bytes at which its rows begin, and the position at which the last row
-    ends."""
+    """Return the byte positions at which the rows of an output begin, and the position at which the last row ends."""
     count = output.shape[0]
     if output.datatype != "BYTES":
         size = len(output.data) // count if count else 0
@@ -167,7 +166,7 @@ def _cuts(output: OutputView) -> list[int]:
 
 
 _UNFIT = ("BYTES", "BOOL")
-_MOST_ENTRIES = 1 << 16  # most strings of one output, since the event loop makes them
+_MOST_ENTRIES = 1 << 16  # limit of strings of one output, since the event loop makes them
 
 
 def classify(tensor: OutputView, classes: int, labels: Sequence[str], by_row: bool) -> OutputView:

@@ -1,9 +1,9 @@
-"""The state of sequences: tensors that a model keeps between requests. The daemon holds the state, so it is not lost
-when a host ends.
+"""The state of sequences: tensors that a model keeps between requests. The daemon holds the state, so the state
+survives the end of a host.
 
-A request with the parameter `sequence_start` starts a sequence. A request with `sequence_end` ends it; a sequence also
-ends if it is idle for longer than its model allows. Requests of a sequence run one after the other, in order of
-arrival. A failed request leaves the state unchanged.
+A request with the parameter `sequence_start` starts a sequence. A request with `sequence_end` ends the sequence. A
+sequence also ends if it is idle for longer than its model allows. Requests of a sequence run one after the other, in
+order of arrival. A failed request leaves the state unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edged.tensors import ANY_SHAPE, TensorSpec, byte_size, numpy_dtype
 
 _MOST = 4096
 _MOST_BYTES = 256 << 20
-_MOST_HELD = 64  # most waiting requests of one sequence: as many as may wait for an engine
+_MOST_HELD = 64  # limit of unanswered requests of one sequence: as many as may wait for an engine
 
 
 class StateTensor(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class _FifoLock:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def acquire(self, expires: float) -> None:
-        """Take the lock. Raises DeadlineExceeded if others hold it until `expires`, in monotonic seconds."""
+        """Take the lock. Raises DeadlineExceeded if others hold the lock until `expires`, in monotonic seconds."""
         if not self._taken:
             self._taken = True
             return
@@ -70,7 +70,7 @@ class _FifoLock:
             if place in self._waiting:
                 self._waiting.remove(place)
             elif not place.cancelled() and place.exception() is None:
-                self.release()  # cancelled at the moment when it got the lock
+                self.release()  # cancelled just after it got the lock
             raise
         finally:
             if timer is not None:
@@ -105,7 +105,7 @@ class _Sequence:
 
 class Turn(NamedTuple):
     """The turn of a request in its sequence. `state` is None for the first request of a sequence. `commit` stores the
-    state after the request. It raises Overloaded if all states together would be too large."""
+    state after the request. `commit` raises Overloaded if all states together would be too large."""
 
     state: StateTensors | None
     commit: Callable[[StateTensors], None]
@@ -151,7 +151,7 @@ class Sequences:
                 self._sweep()
 
     def expire(self) -> float | None:
-        """Forget idle sequences. Return when to check again; None if no sequence is left."""
+        """Forget idle sequences. Return when to check again, in seconds of the clock; None if no sequence is left."""
         now = self._clock()
         for key in [key for key, sequence in self._sequences.items() if sequence.is_over(now)]:
             self._remove(key)
@@ -205,7 +205,7 @@ def _unknown(identifier: SequenceId) -> InvalidInput:
     )
 
 
-_MOST_ELEMENTS = 1 << 25  # most elements of a tensor that edged fills in
+_MOST_ELEMENTS = 1 << 25  # limit of elements of a tensor that edged fills in
 
 
 def filled(
@@ -218,8 +218,8 @@ def filled(
 ) -> tuple[InputTensor, ...]:
     """Return the inputs that edged fills in: states and controls.
 
-    An open dimension gets the size of the dimension with the same name in the `given` inputs. If no such dimension
-    exists, it gets the batch size. `folder` is the model's folder, which has the files of initial states.
+    A dynamic dimension gets the size of the dimension with the same name in the `given` inputs, otherwise the batch
+    size. `folder` is the model's folder, which has the files of initial states.
     """
     specs = {spec.name: spec for spec in signature.inputs}
     sizes = _Sizes(signature, given)
@@ -239,7 +239,7 @@ def reads_disk(plan: Sequencing, state: StateTensors | None) -> bool:
 
 
 class _Sizes:
-    """The sizes of open dimensions in a request."""
+    """The sizes of dynamic dimensions in a request."""
 
     def __init__(self, signature: Signature, given: Sequence[InputTensor]) -> None:
         specs = {spec.name: spec for spec in signature.inputs}
@@ -252,8 +252,8 @@ class _Sizes:
         self._batch = next((tensor.shape[0] for tensor in known if tensor.shape), 1)
 
     def shape(self, spec: TensorSpec, configured: Sequence[int] = ()) -> tuple[int, ...]:
-        """Return the shape of an input. `configured` is its configured shape, with -1 for unknown sizes; it may lack
-        the batch dimension. Raises InvalidTensor for too many elements."""
+        """Return the shape of an input. `configured` is the input's configured shape, with -1 for unknown sizes, and
+        perhaps without the batch dimension. Raises InvalidTensor for too many elements."""
         dims = spec.shape if spec.shape != ANY_SHAPE else tuple("?" for _ in configured)
         unknown = len(dims) - len(configured)
         hints = [-1] * unknown + list(configured) if unknown >= 0 else [-1] * len(dims)

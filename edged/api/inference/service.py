@@ -1,4 +1,4 @@
-"""inference.GRPCInferenceService: the Open Inference Protocol. Triton's clients work with it without changes."""
+"""inference.GRPCInferenceService: the Open Inference Protocol. Triton's clients work without changes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class InferenceService:
         return pb.ServerLiveResponse(live=True)
 
     async def server_ready(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        """Return whether every model that can be served is ready; always true with strict_readiness = false."""
+        """Return whether every model is ready, refused models aside; always true with strict_readiness = false."""
         return pb.ServerReadyResponse(ready=self._controller.is_ready)
 
 
@@ -79,7 +79,7 @@ _write_streamed = partial(wire.write, streamed=True)
 
 
 class InferHandlers:
-    """Answers single requests and streams of them."""
+    """Answers ModelInfer and ModelStreamInfer."""
 
     def __init__(self, inference: Inference, language: LanguageService) -> None:
         self._inference, self._language = inference, language
@@ -161,7 +161,7 @@ class _Answers:
     """The responses of one request. A task makes them while the responses of earlier requests are sent."""
 
     def __init__(self, responses: AsyncGenerator[bytes, None]) -> None:
-        self._made: asyncio.Queue[bytes | None] = asyncio.Queue()  # needs no limit: answers of models have one
+        self._made: asyncio.Queue[bytes | None] = asyncio.Queue()  # unbounded: the models limit the responses
         self._task = asyncio.create_task(self._make(responses))
 
     async def next(self) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Shared memory that clients register: system shared memory. CUDA shared memory is not supported."""
+"""System shared memory that clients register. CUDA shared memory is not supported."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from edged.api.inference.requests import Locate, Place, RequestedOutput
 from edged.errors import AlreadyExists, InvalidInput, NotFound, Overloaded, Refused, Unsupported
 from edged.proto import open_inference_pb2 as pb
 
-_MOST_REGIONS = 1024  # most regions of one client; each keeps a file open
-_MOST_OF_ALL = 4096  # most regions of all clients together
+_MOST_REGIONS = 1024  # limit of regions of one client; each region keeps a file open
+_MOST_OF_ALL = 4096  # limit of regions of all clients together
 
 
 class Region:
     """A registered part of a shared memory object: `size` bytes from `offset`."""
 
     def __init__(self, name: str, key: str, offset: int, size: int, folder: Path, client: Identity) -> None:
-        """Raises InvalidInput if the object is missing or too small, or if `client` itself could not open it."""
+        """Raises InvalidInput for a missing or too small object, or if `client` itself could not open the object."""
         self.name, self.key, self.offset, self.size = name, key, offset, size
         self._object = SharedObject(folder, key.removeprefix("/"), client, InvalidInput, for_writing=True)
         self.is_writable = self._object.is_writable
@@ -86,7 +86,7 @@ class Regions:
 
     def register(self, name: str, key: str, offset: int, size: int, client: Identity = ANYONE) -> None:
         """Register a region. Raises AlreadyExists if the name is in use, InvalidInput if the object is unusable or
-        `client` could not open it itself, or Overloaded if there are too many regions."""
+        `client` itself could not open it, or Overloaded if there are too many regions."""
         if not name:
             raise InvalidInput("the region of shared memory has no name; give the region a name")
         if name in self._regions:
@@ -107,7 +107,7 @@ class Regions:
             self._regions.clear()
 
     def find(self, name: str) -> Region:
-        """Return a region by its name. Raises NotFound if it is not registered."""
+        """Return a region by its name. Raises NotFound if no such region is registered."""
         region = self._regions.get(name)
         if region is None:
             raise NotFound(f"shared memory {name[:60]!r} is not registered; register it first")
@@ -136,7 +136,7 @@ class SharedMemoryAccess:
         self._regions: dict[str, Regions] = {}
 
     def regions(self, peer: str) -> Regions:
-        """Return the regions of the current call's client. Raises Refused if it may not use shared memory."""
+        """Return the regions of the current call's client. Raises Refused if the client may not use shared memory."""
         if peer.startswith("unix:") or (self.over_tcp and is_local(peer)):
             return self._regions.get(identity.namespace(peer)) or Regions(self._folder)
         hint = "use that socket" if self.over_tcp else "use that socket, or set allow_shared_memory_over_tcp = true"

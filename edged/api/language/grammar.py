@@ -1,7 +1,7 @@
 """Checks JSON schemas and regular expressions before a runtime gets them. An invalid schema or expression may end the
 runtime. Pure.
 
-Only what all runtimes understand is accepted.
+A schema or an expression is accepted only if all runtimes support it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from edged.errors import InvalidInput
 from edged.files import NOT_JSON
 
-LARGEST: Final = 64 << 10  # bytes of a schema
+LARGEST: Final = 64 << 10  # characters of a schema
 _LONGEST: Final = 8 << 10  # characters of an expression
 _DEEPEST = 32
 _MOST_PARTS = 4096
@@ -44,15 +44,15 @@ def check_schema(text: str) -> dict[str, Any]:
 
 
 def check_regex(text: str) -> None:
-    """Raise InvalidInput unless a text is a regular expression that all runtimes support. It may have characters,
-    classes, groups, alternatives and repetitions."""
+    """Raise InvalidInput unless a text is a regular expression that all runtimes support. The expression may have
+    characters, classes, groups, alternatives and repetitions."""
     if not text or len(text) > _LONGEST:
         raise InvalidInput(f"the regular expression has {len(text)} characters; send 1 to {_LONGEST}")
     _RegexCheck(text).check()
 
 
 def referred(root: Any, reference: str) -> Any:
-    """Return the part of a schema that `#/...` names; None if it does not exist."""
+    """Return the part of a schema that `#/...` names; None if the schema lacks that part."""
     found: Any = root
     for name in filter(None, reference[1:].split("/")):
         key = unquote(name).replace("~1", "/").replace("~0", "~")

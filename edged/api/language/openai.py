@@ -79,8 +79,8 @@ _Work = Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]]
 
 
 async def stream(work: _Work) -> HttpResponse:
-    """Return the response of a streamed request, once its first event is made. Raises the error of the model if the
-    model fails before that."""
+    """Return the response of a streamed request, once the first event exists. Raises the error of the model if the
+    model fails before the first event."""
     streamed = Streamed(work, _failed)
     await streamed.begin()
     return HttpResponse(headers=_EVENTS, stream=streamed)
@@ -112,7 +112,7 @@ class _Answer:
         is_first, tokens, last = True, 0, Text(0, "", 0)
         async with aclosing(texts):
             async for last in texts:
-                if is_first and self._is_chat:  # only with the first text: before it, a status can report an error
+                if is_first and self._is_chat:  # not before the first text, so that a status can report an early error
                     yield self._chunk({"role": "assistant", "content": ""})
                 is_first = False
                 tokens += last.tokens

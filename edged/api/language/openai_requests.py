@@ -244,8 +244,7 @@ def _message(message: _Message) -> ChatMessage:
 
 
 def _arguments(call: _Call) -> Any:
-    """Return the arguments of a call as an object, which the templates of models expect; as text if they are not
-    JSON."""
+    """Return the arguments of a call as an object, as the templates of models expect; as text if not JSON."""
     try:
         return json.loads(call.function.arguments)
     except (ValueError, RecursionError):
@@ -283,7 +282,7 @@ def _tools(body: ChatBody) -> list[dict[str, Any]]:
 
 
 def _forced(body: ChatBody, tools: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the schema of the call that the request demands; None if the model may choose."""
+    """Return the JSON schema of the tool call that the request demands; None if the model may choose."""
     choice = body.tool_choice
     if choice in (None, "none", "auto") or not tools:
         return None

@@ -16,7 +16,7 @@ from edged.language.model import PlannedLanguageModel
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MOST_MESSAGES, _MOST_STOPS, _LONGEST_STOP, _MOST_PICTURES = 512, 4, 256, 16
-_TOKEN_BYTES = 32  # a token is rarely longer: a prompt with more than this for each token of the context is too long
+_TOKEN_BYTES = 32  # a token is rarely longer; a prompt is too long above this size times the tokens of the context
 _LARGEST_PICTURE, _LARGEST_PICTURES = 32 << 20, 64 << 20
 
 

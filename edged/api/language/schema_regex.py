@@ -20,8 +20,8 @@ _NATURAL: Final = "(0|[1-9][0-9]{0,9})"
 _INTEGER: Final = "(0|-?[1-9][0-9]{0,9})"
 _NUMBER: Final = rf"-?{_NATURAL}(\.[0-9]{{1,6}})?"
 _DEEPEST: Final = 8
-_MOST_NUMBERS: Final = 200  # most numbers of a range that becomes a list of alternatives
-_MOST_WORK: Final = 30_000  # characters that are made, and parts that are visited
+_MOST_NUMBERS: Final = 200  # limit of numbers in a range that becomes a list of alternatives
+_MOST_WORK: Final = 30_000  # limit of the characters made plus the parts visited
 _MOST_REPEATED: Final = 256  # larger counts make expressions that take long to prepare
 # Keywords of schemas that change which values are valid, and that are not translated.
 _OTHERS: Final = (
@@ -33,7 +33,7 @@ _OTHERS: Final = (
     )
     | frozenset(("maxProperties", "propertyNames", "dependencies"))
 )
-# The translation of one of these ignores all other keywords of its schema, so the others below must not be there.
+# The translation of one of these ignores the other keywords, so a schema must not combine it with `_LIMITING`.
 _WHOLE: Final = ("$ref", "const", "enum", "anyOf", "oneOf")
 _LIMITING: Final = frozenset(
     (*_WHOLE, "type", "properties", "required", "additionalProperties", "items", "minItems", "maxItems")
@@ -54,8 +54,8 @@ class _Unknown(Exception):
 
 
 def regex_of(schema: Mapping[str, Any]) -> str | None:
-    """Return an expression for a schema that was checked; None if the schema cannot be translated. Every text that
-    matches is valid for the schema, but not every valid text matches."""
+    """Return an expression for a schema that `check_schema` accepted; None if the schema cannot be translated. Every
+    text that matches is valid for the schema, but not every valid text matches."""
     try:
         found = _Translator(schema).value(schema, 0)
         check_regex(found)

@@ -40,9 +40,8 @@ class LanguageService:
     async def answer(
         self, planned: PlannedLanguageModel, request: ChatRequest, peer: str
     ) -> AsyncGenerator[Text, None]:
-        """Yield the parts of an answer's text; the last part has the reason for its end. If several clients wait, the
-        model answers one request of each client in turn. A client is identified by its credentials, or without these by
-        its user or address."""
+        """Yield the parts of an answer's text; the last part says why the answer ends. If several clients wait, the
+        model answers one request of each client in turn. `identity.namespace` distinguishes clients."""
         texts = planned.generate(generation(request, planned), request.stop, identity.namespace(peer))
         async with aclosing(texts):
             async for text in texts:

@@ -88,8 +88,7 @@ def _call(value: Any, names: Sequence[str]) -> ToolCall | None:
 
 
 class HeldText:
-    """Holds back the text of an answer while it may be a call of a tool. Text that cannot be a call is passed on at
-    once."""
+    """Holds back the text of an answer while it may be a call of a tool. Passes on other text at once."""
 
     def __init__(self) -> None:
         self._held = ""

@@ -51,7 +51,7 @@ COOKIE: Final = "edged-token"
 _COOKIE_SECONDS = 30 * 86400
 _BOUNDARY = b"edged-picture"
 _STILL_SECONDS = 5.0  # longest wait for one picture of a camera
-_MOST_BODY = 1 << 20  # most bytes of a request that is not a file
+_MOST_BODY = 1 << 20  # limit of a request without a file, in bytes
 _MOST_WIDTH = 3840
 _IDLE_SECONDS = 20.0  # time in which the next piece of a file must arrive
 
@@ -108,7 +108,7 @@ class PageApp:
             await _send(send, answer)
 
     async def _answer(self, request: HttpRequest, receive: Receive, send: Send) -> HttpResponse | None:
-        """Return the response; None if it was already sent, part by part."""
+        """Return the response; None if a stream was already sent."""
         why = self._refusal(request)
         if why:
             return error_response(HTTPStatus.FORBIDDEN, ErrorCode.PERMISSION_DENIED, why)
@@ -363,8 +363,7 @@ def _message(body: bytes, kind: type[Message]) -> Message:
 
 
 def _bearer(cookies: str) -> str | None:
-    """Return the token in the page's cookie, in the form of the header `authorization`; None if the cookies have no
-    token."""
+    """Return the token in the page's cookie as a header `authorization`; None if the cookies have no token."""
     try:
         found = SimpleCookie(cookies).get(COOKIE)
     except CookieError:

@@ -1,4 +1,4 @@
-"""The contents of the page: made once a second for all viewers together, and only while there is a viewer."""
+"""The contents of the page: made once a second for all viewers together, and only while a viewer is connected."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edged.backends import registry
 from edged.engines.controller import Controller
 
 _SECONDS = 1.0  # seconds between two updates
-_LOG_LINES = 300  # the number of newest events that are read; some events have no line
-_ENGINES_EVERY = 3  # the list of engines takes the longest: it is made only every so many updates
+_LOG_LINES = 300  # newest events that are read; some events have no line
+_ENGINES_EVERY = 3  # updates from one list of engines to the next, because this list takes the longest
 
 _encoder = msgspec.json.Encoder()
 
@@ -33,7 +33,7 @@ class Feed:
 
     async def follow(self) -> AsyncGenerator[dict[str, bytes], None]:
         """Yield a mapping with all parts of the page. Then yield, once per update, a mapping with the changed parts
-        only; it can be empty."""
+        only, which can be empty."""
         self._viewers += 1
         try:
             if not self._parts:

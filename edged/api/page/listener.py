@@ -43,7 +43,6 @@ class PageListener:
         self._server = server
 
     async def stop(self, grace: float) -> None:
-        """Accept no more requests. Let running requests end within `grace` seconds, or within 0.2 seconds if `grace` is
-        longer."""
+        """Accept no more requests. Let running requests end within `grace` seconds, but at most 0.2 seconds."""
         if self._server is not None:
             await self._server.stop(min(grace, 0.2))  # events and videos have no end

@@ -28,7 +28,7 @@ Level: TypeAlias = Literal["good", "busy", "bad"]
 
 _GONE = ("lost", "failed")
 _DONE = ("ready", "serving")
-_MOST_REPORTS = 20  # most links of a model to reports
+_MOST_REPORTS = 20  # limit of links to reports in the row of a model
 _LOADED = 0.25  # a timing counts as made under load if other processes use this share of the processors
 
 
@@ -102,7 +102,7 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 
 class AlarmRow(msgspec.Struct, frozen=True):
-    """An alarm. `about` names the camera or model that it concerns, if any."""
+    """An alarm. `about` names the camera or model of the alarm, if any."""
 
     kind: str
     about: str

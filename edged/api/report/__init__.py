@@ -1,1 +1,1 @@
-"""The report on one engine, for people to read. It is one HTML page without scripts, and needs no other files. Pure."""
+"""The report on one engine, for people to read. One HTML page without scripts and other files. Pure."""

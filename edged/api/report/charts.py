@@ -13,8 +13,7 @@ _MOST_DOTS = 60
 
 
 def score_curves(points: Sequence[Point]) -> str:
-    """Return a chart of the precision and recall of an engine's detections over the score threshold; empty without
-    points."""
+    """Return a chart of an engine's precision and recall over the score threshold; empty without points."""
     if not points:
         return ""
     height, top, bottom = 230, 14, 40

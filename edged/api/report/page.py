@@ -20,7 +20,7 @@ from edged.store.record import Blocks
 from edged.verification.verify import FLOORS
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_MOST_LINES = 60  # of layers and notes
+_MOST_LINES = 60  # limit of lines in each list of layers or notes
 _STYLE = """
 :root { color-scheme: light dark; --back: #f4f6f7; --card: #fff; --text: #14212b; --dim: #50606c; --edge: #cfd8dd;
   --one: #0b6e69; --two: #9a3d00; --good: #0a6b3d; --bad: #a8201a; }
@@ -131,8 +131,8 @@ def _figures(report: Report) -> Iterable[str]:
 
 def _deciding(verdict: Verdict, bounds: Mapping[str, float]) -> dict[str, float]:
     """Return the bounds that decided the verdict. Some figures decide nothing: `top1` is recorded for every model, but
-    decides only for classifiers. If such a figure is outside its bound, the verdict's reason does not name the figure,
-    and the bound is left out here."""
+    decides only for classifiers. The result lacks the bound of a figure that is outside its bound but not named in the
+    verdict's reason."""
     figures, reason = verdict.figures, verdict.reason
     return {
         name: bound
