@@ -35,8 +35,8 @@ Nodes: TypeAlias = dict[str, dict[str, int]]
 # convolutions also have a scale for each channel.
 INT8_ASYMMETRIC = "asymmetric"
 
-# How hard a build tries. After a build failed for lack of memory or time, the next one is requested with less effort.
-# Its engine is equally valid, but may be slower.
+# How hard a build tries. After two failed builds, each further one is requested with less effort. Its engine is equally
+# valid, but may be slower.
 Effort: TypeAlias = Literal["full", "reduced", "least"]
 
 
@@ -76,8 +76,8 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 class Composition(msgspec.Struct, frozen=True):
-    """What a built engine consists of, as far as the runtime reports it. Only `fallback` has effects; the other fields
-    are for people to read.
+    """What a built engine consists of, as far as the runtime reports it. Only `fallback` and `nodes` have effects; the
+    other fields are for people to read.
 
     `layers` maps each precision to the number of layers that compute in it. `nodes` maps each execution provider to the
     number of its nodes for each operator. Each line of `fallback` names a part of the model that should run on the

@@ -170,7 +170,8 @@ class EventRecorder:
             self.dropped += 1
             self._fail(_TOO_SLOW)
             return False
-        self._queued_bytes += size
+        if size:  # only the streaming thread queues pictures, so no addition is lost
+            self._queued_bytes += size
         return True
 
     def _run(self) -> None:

@@ -85,7 +85,7 @@ class Webhook:
             if pause is None or self._wait(pause):
                 break
         self.dropped += 1
-        _log.warning("webhook %s did not accept an event, which is dropped: %s", redact(self._url), self.problem)
+        _log.warning("an event for webhook %s is dropped: %s", redact(self._url), self.problem)
 
     def _post(self, body: bytes) -> str:
         """Send a request; return why it failed, or an empty string."""

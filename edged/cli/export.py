@@ -174,7 +174,7 @@ def _program(python: str | None) -> str | None:
         return None
     found = shutil.which(str(Path(python).expanduser()))
     if found is None:
-        raise InvalidInput(f"--python {python}: there is no such program; give the path of a Python")
+        raise InvalidInput(f"--python {python}: this program does not exist; give the path of a Python")
     return str(Path(found).absolute())
 
 

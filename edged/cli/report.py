@@ -44,7 +44,7 @@ def report(
     if by and not re.fullmatch(box_report.NAME, by):
         raise InvalidInput(f"--by {by[:60]!r} is not a valid name; use at most 40 letters, digits, spaces and . _ -")
     if yes and out is None:
-        raise InvalidInput("--yes is given, but no file to write; name the file with -o")
+        raise InvalidInput("--yes needs a file to write; name the file with -o")
     if out is not None and not yes and not sys.stdin.isatty():
         raise InvalidInput(
             "cannot ask whether to write: standard input is not a terminal; give --yes to write without asking"

@@ -171,8 +171,8 @@ class Camera(Table, frozen=True):
     lost_seconds: Annotated[
         _Seconds,
         Meta(
-            description="Raise an alarm after this many seconds without a frame; 0 is never. At a low max_fps, it is at"
-            " least the time of two frames."
+            description="Raise an alarm after this many seconds without a frame; 0 is never. At a low max_fps, the"
+            " limit is at least the time of two frames."
         ),
     ] = 15.0
     dark_seconds: Annotated[

@@ -58,7 +58,7 @@ class HostLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _Mebibytes,
         Meta(
             description="Private memory of a host, in MiB; 0: the memory of the box minus 10 % of it, or minus"
-            " 512 MiB if that is more."
+            " 512 MiB if that is more, but at least half of the memory of the box."
         ),
     ] = 0
 

@@ -72,7 +72,7 @@ class Engines(Table, frozen=True):
         ),
     ] = 3.0
     regression_seconds: Annotated[
-        _Positive, Meta(description="How long inference must be that slow for an alarm, in seconds.")
+        _Positive, Meta(description="How long inference must exceed regression_factor for an alarm, in seconds.")
     ] = 30.0
 
 
@@ -167,7 +167,7 @@ class Fleet(Table, frozen=True):
         Meta(
             ge=0,
             le=10_080,
-            description="How long this box waits for an engine that another box builds, before it builds it too.",
+            description="How long this box waits for an engine that another box builds, before this box builds the engine itself.",
         ),
     ] = 90.0
 
@@ -357,7 +357,7 @@ class Access(Table, frozen=True):
     tokens_file: Annotated[
         str,
         Meta(
-            description="Tokens as edged tokens writes them; empty for access/tokens.json in the state directory.",
+            description="File of tokens, written by `edged tokens`; empty for access/tokens.json in the state directory.",
             examples=["/etc/edged/tokens.json"],
         ),
     ] = ""

@@ -119,8 +119,8 @@ class ModelChecks:
                 steps.append(_step(Name.MODEL, name, self._examine_reported))
             if name not in self._entries:
                 self.left_out.append(
-                    f"the file of {name}, and how close the figures of its engines are to their bounds:"
-                    f" the file is not in {self._view.repository.root}; give --state"
+                    f"the file of {name}, and how close its engines are to their bounds of verification:"
+                    f" {self._view.repository.root} does not have the file; give --state"
                 )
                 continue
             if self._entries[name].is_ensemble:

@@ -135,7 +135,7 @@ ENGINE_ACCEPTED = _gauge(
 )
 ENGINE_FALLBACK = _gauge(
     "edged_engine_fallback",
-    "Findings about nodes that do not run on the engine's device.",
+    "Reports of nodes that run on another device than the engine's.",
     "model",
     "engine",
     "backend",

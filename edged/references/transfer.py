@@ -221,7 +221,7 @@ def _stored(url: str) -> Iterator[bytes]:
         from obstore import exceptions
         from obstore.store import from_url
     except ImportError:
-        raise Unsupported(f"{url} needs the package obstore; install it: {packages.install_extra('fleet')}") from None
+        raise Unsupported(f"{shown(url)} needs the package obstore; install it: {packages.install_extra('fleet')}") from None
     parts = urlsplit(url)
     options: dict[str, Any] = {"client_options": {"allow_http": is_private(os.environ.get("AWS_ENDPOINT_URL", ""))}}
     options["retry_config"] = {"max_retries": 2, "retry_timeout": timedelta(seconds=_QUIET_S)}
@@ -230,13 +230,13 @@ def _stored(url: str) -> Iterator[bytes]:
         for piece in obstore.get(store, parts.path.lstrip("/")).stream(_PIECE):
             yield bytes(piece)
     except (exceptions.NotFoundError, FileNotFoundError):
-        raise NotFound(f"{url} does not exist") from None
+        raise NotFound(f"{shown(url)} does not exist") from None
     except (exceptions.UnauthenticatedError, exceptions.PermissionDeniedError, PermissionError) as error:
         raise Unauthenticated(
-            f"{url} requires credentials, or different ones: {_first_line(error)}; see docs/references.md"
+            f"{shown(url)} requires credentials, or different ones: {_first_line(error)}; see docs/references.md"
         ) from None
     except (exceptions.BaseError, OSError) as error:
-        raise DaemonUnavailable(f"{url} cannot be read: {_first_line(error)}") from None
+        raise DaemonUnavailable(f"{shown(url)} cannot be read: {_first_line(error)}") from None
 
 
 def _first_line(error: Exception) -> str:

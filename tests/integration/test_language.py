@@ -206,6 +206,7 @@ def test_completion_continues_a_prompt_until_a_stop(daemon: LanguageDaemon) -> N
         ({"temperature": -1}, 400),
         ({"max_tokens": 0}, 400),
         ({"max_tokens": -5}, 400),
+        ({"max_completion_tokens": 0, "max_tokens": 5}, 400),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"minLength": 5, "maxLength": 3}}}},
             400,

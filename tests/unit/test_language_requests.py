@@ -23,6 +23,7 @@ from edged.host.language import StopFinder
 from edged.language.turns import Turns
 from edged.models.entries import ModelEntry
 from edged.models.language import LanguageFiles, LanguageSettings
+from edged.proto import open_inference_pb2 as pb
 
 _PERSON = {
     "type": "object",
@@ -242,6 +243,16 @@ def test_numbers_in_the_parameters_of_triton_may_be_texts() -> None:
     assert (found.stop, found.seed) == ("null", 7)
     with pytest.raises(InvalidInput, match="max_tokens"):
         generate._parameters('{"max_tokens": "many"}')
+
+
+def test_request_of_triton_with_more_raw_contents_than_inputs_is_refused() -> None:
+    message = pb.ModelInferRequest()
+    message.inputs.add(name="text_input", datatype="BYTES", shape=(1,))
+    request: Any = SimpleNamespace(message=message, raw=[b"\1\0\0\0a"])
+    assert generate._read(request).prompt == "a"
+    request.raw *= 2
+    with pytest.raises(InvalidInput, match="too many"):
+        generate._read(request)
 
 
 @pytest.mark.parametrize(

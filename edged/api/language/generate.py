@@ -133,6 +133,8 @@ def _read(request: wire.Request) -> _Asked:
             found[tensor.name] = list(contents.bytes_contents) or [bytes([each]) for each in contents.bool_contents]
         else:
             found[tensor.name] = _values(tensor.name, kind, raw.pop(0))
+    if raw:
+        raise InvalidInput(f"the request has {len(raw)} raw contents too many; send one for each input")
     text = _text(found, TEXT)
     if text is None:
         raise InvalidInput(f"the request has no input {TEXT!r}; send the prompt in it")

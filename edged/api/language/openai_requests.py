@@ -153,7 +153,8 @@ def read(http: HttpRequest, kind: Kind) -> Wanted:
     if body.logprobs:
         raise InvalidInput("'logprobs' is not supported; leave it out")
     tools = _tools(body)
-    request = _common(body, body.max_completion_tokens or body.max_tokens)
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    request = _common(body, most)
     messages = tuple(map(_message, body.messages))
     request = msgspec.structs.replace(request, messages=messages, tools=tuple(tools))
     forced = _forced(body, tools)
@@ -176,7 +177,7 @@ def _common(body: _Body, most: int | None) -> ChatRequest:
         if getattr(body, name):
             raise InvalidInput(f"{name!r} is not supported; leave it out")
     if most is not None and most < 1:
-        raise InvalidInput(f"'max_tokens' is {most}; send at least 1")
+        raise InvalidInput(f"the limit of tokens is {most}; send at least 1")
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     guidance, grammar = _guidance(body)
     return ChatRequest(
