@@ -167,7 +167,8 @@ class Fleet(Table, frozen=True):
         Meta(
             ge=0,
             le=10_080,
-            description="How long this box waits for an engine that another box builds, before this box builds the engine itself.",
+            description="How long this box waits for an engine that another box builds, before this box builds the"
+            " engine itself.",
         ),
     ] = 90.0
 
@@ -357,7 +358,8 @@ class Access(Table, frozen=True):
     tokens_file: Annotated[
         str,
         Meta(
-            description="File of tokens, written by `edged tokens`; empty for access/tokens.json in the state directory.",
+            description="File of tokens, written by `edged tokens`; empty for access/tokens.json in the state"
+            " directory.",
             examples=["/etc/edged/tokens.json"],
         ),
     ] = ""

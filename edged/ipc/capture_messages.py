@@ -76,9 +76,9 @@ class LineState(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """The state of the camera, sent about once a second, and after the first frame, a failure and the end. `error`: the last problem, without
-    passwords. `sinks` maps the name of a failing sink to its problem. All counts are since the start of the process.
-    `dark_s` and `frozen_s`: for how many seconds the picture has been black or unchanged."""
+    """The state of the camera, sent about once a second, and after the first frame, a failure and the end. `error`: the
+    last problem, without passwords. `sinks` maps the name of a failing sink to its problem. All counts are since the
+    start of the process. `dark_s` and `frozen_s`: for how many seconds the picture has been black or unchanged."""
 
     state: State
     error: str = ""

@@ -221,7 +221,9 @@ def _stored(url: str) -> Iterator[bytes]:
         from obstore import exceptions
         from obstore.store import from_url
     except ImportError:
-        raise Unsupported(f"{shown(url)} needs the package obstore; install it: {packages.install_extra('fleet')}") from None
+        raise Unsupported(
+            f"{shown(url)} needs the package obstore; install it: {packages.install_extra('fleet')}"
+        ) from None
     parts = urlsplit(url)
     options: dict[str, Any] = {"client_options": {"allow_http": is_private(os.environ.get("AWS_ENDPOINT_URL", ""))}}
     options["retry_config"] = {"max_retries": 2, "retry_timeout": timedelta(seconds=_QUIET_S)}

@@ -209,7 +209,9 @@ class Collector:
         """Raise OutOfSpace if the kept frames and the candidates need more space than the configuration allows."""
         model, settings = gathering.model, self._settings
         if gathering.bytes > settings.model_mb << 20:
-            raise OutOfSpace(f"the frames of {model} exceed the {settings.model_mb} MiB of frames.model_mb; raise this limit")
+            raise OutOfSpace(
+                f"the frames of {model} exceed the {settings.model_mb} MiB of frames.model_mb; raise this limit"
+            )
         if sum(each.bytes for each in self.kept.gatherings.values()) > settings.limit_mb << 20:
             raise OutOfSpace(
                 f"the frames of all models exceed the {settings.limit_mb} MiB of frames.limit_mb; raise this limit"
