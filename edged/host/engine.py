@@ -296,7 +296,8 @@ class EngineThreads:
         found, following = (None, 0) if outcome.detections is None else bulk.put(outcome.detections.pack())
         try:
             said, after = (None, 0) if outcome.content is None else bulk.put(self._packed(outcome.content))
-            refs = self._place(outcome.outputs, reply, bulk)  # only without a family: one picture
+            # Only a model without a family has raw outputs. Its jobs have one picture, so `reply` is used once.
+            refs = self._place(outcome.outputs, reply, bulk)
         except EdgedError as error:
             return _unanswered(error)
         about = (outcome.width, outcome.height, outcome.times)

@@ -78,7 +78,7 @@ class LineState(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True, tag=True):
     """The state of the camera, sent about once a second and at each change. `error`: the last problem, without
     passwords. `sinks` maps the name of a failing sink to its problem. All counts are since the start of the process.
-    `dark_s` and `frozen_s`: for how many seconds the picture has been black or unchanged."""
+    `dark_s`: for how many seconds the picture has been black; `frozen_s`: for how many it has been unchanged."""
 
     state: State
     error: str = ""
