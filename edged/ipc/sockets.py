@@ -80,7 +80,7 @@ class HostSocket:
 
     def drain(self) -> None:
         """Read and pass on the bytes that have arrived, with a limit on the number of reads."""
-        if self._is_draining:  # `receive`, which is called below, called this method
+        if self._is_draining:  # `receive` has called this method
             return
         self._is_draining = True
         try:
