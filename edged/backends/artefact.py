@@ -24,8 +24,7 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class Artefact(msgspec.Struct, frozen=True):
-    """The files of an engine. `files` maps the name of each file in the directory `root` to its record. An engine may
-    have no files."""
+    """The files of an engine, if any. `files` maps the name of each file in the folder `root` to its record."""
 
     root: str
     files: dict[str, FileRecord]

@@ -175,8 +175,7 @@ class Replicable(Session, Protocol):
     """A session whose engine can run several inferences at the same time."""
 
     def replica(self) -> Session:
-        """Return a session for another thread. Both sessions share the opened engine and its weights. Each session must
-        be closed."""
+        """Return a session for another thread, with the same engine and weights. Each session must be closed."""
 
 
 @runtime_checkable
@@ -218,8 +217,7 @@ class Graph(Protocol):
 
 class Graphs(Protocol):
     """Reads and rewrites model files for builders. Only `edged.jobs` may import the onnx package, so backends use this
-    interface, and `edged.jobs.engine_graph` implements it. All methods raise EngineUnusable if a file cannot be
-    read."""
+    interface of `edged.jobs.engine_graph`. All methods raise EngineUnusable if a file cannot be read."""
 
     def read(self, path: Path) -> Graph: ...
 
@@ -275,8 +273,7 @@ def one_line(error: BaseException, limit: int = 400) -> str:
 
 
 def counted(operators: Counter[str], most: int | None = None) -> str:
-    """Return operator counts as text, the most frequent first: `2 NonMaxSuppression, 1 Loop`. At most `most` operators
-    are named."""
+    """Return the counts of the `most` most frequent operators as text: `2 NonMaxSuppression, 1 Loop`."""
     ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{count} {operator or 'nodes'}" for operator, count in ordered[:most])
     return named if most is None or len(ordered) <= most else f"{named}, …"

@@ -137,8 +137,8 @@ class _OpenVino:
         return None  # OpenVINO has no list; it names missing operators when it reads a model
 
     def trial(self, order: Order) -> None:
-        """Compile the model, but do not run it. No run is needed here: before a built engine serves, its answers are
-        compared with the reference."""
+        """Compile the model, but do not run it: the answers of every built engine are verified before the engine
+        serves."""
         core, recipe = ov.Core(), order.recipe
         device = find(core, recipe.device)
         try:
@@ -162,8 +162,7 @@ class _OpenVino:
 
 
 def _require_suitable(order: Order, device: str) -> None:
-    """Raise Unsuitable if the device cannot keep the model's datatypes exact, or needs fixed shapes that the model
-    lacks."""
+    """Raise Unsuitable if the device cannot keep the model's datatypes exact, or needs fixed shapes."""
     signature = order.signature
     inexact = {spec.datatype for spec in (*signature.inputs, *signature.outputs)} - _EXACT
     if inexact:

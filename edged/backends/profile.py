@@ -60,8 +60,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A range for every input that has an open dimension, in the order of the model; empty if all dimensions are
-    fixed."""
+    """A range for every input with an open dimension, in the order of the model; empty without such inputs."""
 
     ranges: tuple[Range, ...] = ()
 
@@ -141,8 +140,8 @@ def parsed(text: str) -> Profile:
 
 
 def given(settings: Mapping[str, str], name: str) -> Range | None:
-    """Return the range that the settings contain for one input; None if they contain no range. Raises ConfigError if
-    this setting is malformed."""
+    """Return the range of an input in the settings; None without a range. Raises ConfigError if the setting is
+    malformed."""
     text = settings.get(PREFIX + name)
     return None if text is None else _read_setting(PREFIX + name, text)
 

@@ -59,8 +59,7 @@ def load(name: str) -> Backend:
 
 
 def usable(facts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the backends whose runtime and device exist according to the facts. Nothing is imported. `null` is never
-    included."""
+    """Return the backends whose runtime and device exist according to the facts, without `null`. Imports nothing."""
     return tuple(
         name for name in installed(facts) if any(fact.startswith(_BACKENDS[name].device_facts) for fact in facts)
     )

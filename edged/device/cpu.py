@@ -95,8 +95,7 @@ def _counts(blocks: list[dict[str, str]]) -> dict[str, str]:
 
 
 def _instructions(blocks: list[dict[str, str]]) -> dict[str, str]:
-    """Return a digest and a short list of the instructions that all cores support, because threads migrate between
-    cores."""
+    """Return a digest and a list of the instructions that all cores have, because threads migrate between cores."""
     lines = [block.get("flags") or block.get("Features") for block in blocks]
     sets = [set(line.split()) for line in lines if line]
     if not sets:

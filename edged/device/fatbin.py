@@ -54,8 +54,7 @@ def code(root: Root, path: str) -> tuple[str, ...]:
 
 
 def _entries(file: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield the kind and architecture of each entry of a known kind, and whether the code is for that architecture
-    alone."""
+    """Yield kind and architecture of each entry of a known kind, and whether its code is for this architecture only."""
     reads = 0
     for start, end in _sections(file):
         position = start

@@ -73,8 +73,7 @@ def probe(root: Path = Path("/")) -> Fingerprint:
 
 
 def _one_line(value: str) -> str:
-    """Return the first 200 characters with only printable characters and single spaces: facts appear in terminals and
-    keys."""
+    """Return the first 200 characters, printable and with single spaces: facts appear in terminals and keys."""
     printable = "".join(char if char.isprintable() else " " for char in value[:_LONGEST])
     return " ".join(printable.split())
 

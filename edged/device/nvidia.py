@@ -91,8 +91,7 @@ def _reading(root: Root, has_driver: bool) -> nvml.Reading:
 
 
 def _driver_on_disk(root: Root) -> str:
-    """Return the version of the user-space driver that the next process will load, from the target of
-    `libcuda.so.1`."""
+    """Return the version of the user-space driver that the next process will load (the target of `libcuda.so.1`)."""
     found = (
         libraries.system_version(root, "libcuda.so.1"),
         libraries.newest(root, (f"{_JETSON}.1", f"{_JETSON}.*")),

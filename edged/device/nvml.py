@@ -143,8 +143,7 @@ def _text(library: Any, function: str, *arguments: Any) -> str:
 
 
 def _code(library: Any, function: str, *arguments: Any) -> int:
-    """Call a function and return its code. If an older driver's library lacks the function, return
-    `_FUNCTION_NOT_FOUND`."""
+    """Call a function and return its code: `_FUNCTION_NOT_FOUND` if an older driver's library lacks the function."""
     try:
         return int(getattr(library, function)(*arguments))
     except AttributeError:

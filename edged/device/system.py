@@ -32,8 +32,7 @@ def probe(root: Root) -> dict[str, str]:
 
 
 def total_memory_mb(root: Root) -> int:
-    """Return `MemTotal` in MiB: the memory that the kernel manages, a little less than the installed memory; 0 if
-    unknown."""
+    """Return `MemTotal` in MiB, the memory that the kernel manages (a little less than is installed); 0 if unknown."""
     return read_memory(root).total >> 20
 
 

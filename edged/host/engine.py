@@ -46,8 +46,7 @@ class CancellableJobs:
             return len(self._held) == 1
 
     def stop(self, job: int) -> None:
-        """Stop a job that waits. Stop a running job only if its runtime can stop inferences. Do nothing if the job has
-        ended."""
+        """Stop a job that waits, or a running job if its runtime can stop inferences. Do nothing for an ended job."""
         with self._lock:
             if job in self._held:
                 self._unwanted.add(job)

@@ -28,8 +28,7 @@ def is_finite(array: Array, datatype: str) -> bool:
 
 
 def watched(bounds: Bounds, outputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the outputs of a model that are checked: those with float datatypes, or none if the settings disable
-    the check."""
+    """Return the outputs of a model that are checked: those of float datatypes; none if the settings disable checks."""
     if bounds.finite == "ignore":
         return ()
     return tuple(spec for spec in outputs if spec.datatype in _FLOATS)
@@ -79,8 +78,7 @@ class Spell(msgspec.Struct, frozen=True):
 
 
 class Finiteness:
-    """Counts the answers of one model that contained NaN or infinity. `counts` maps an output to its number of such
-    answers."""
+    """Counts the answers of one model that contained NaN or infinity: `counts` has their number for each output."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

@@ -65,8 +65,7 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that `data` completes. Raises InvalidMessage at the first byte that cannot be part of a
-        frame."""
+        """Yield the frames that `data` completes. Raises InvalidMessage if a byte cannot be part of a frame."""
         self._buffer += data
         while (size := self._size()) is not None and len(self._buffer) >= size:
             frame = Frame(bytes(self._buffer[:1]), bytes(self._buffer[_HEADER.size : size]))
@@ -141,8 +140,7 @@ class JobReporter:
 
 
 def _plain(progress: Progress) -> Progress:
-    """Return the progress with a fraction from 0 to 1, or None for NaN: a runtime may report NumPy floats, 1.0000001 or
-    NaN."""
+    """Return the progress with a float fraction from 0 to 1, or None for NaN. A runtime may report 1.0000001 or NaN."""
     if progress.fraction is None:
         return progress
     fraction = float(progress.fraction)

@@ -147,8 +147,8 @@ class Recognise(msgspec.Struct, frozen=True, tag=True):
 
 
 def loading(family: str) -> str:
-    """Return the name of the phase in which a child imports a family. If the family's code hangs or ends the child, the
-    phase names the family."""
+    """Return the name of the phase in which a child imports a family: if the child hangs or ends, it names the
+    culprit."""
     return f"loading {family}"
 
 
@@ -299,8 +299,7 @@ class FrameToDraw(msgspec.Struct, frozen=True):
 
 
 class DrawFrames(msgspec.Struct, frozen=True, tag=True):
-    """Draw detections on frames of cameras as small pictures, of at most `most_bytes` together. Answered by
-    `DrawnFrames`."""
+    """Draw detections on frames of cameras, in JPEGs of at most `most_bytes` together. Answered by `DrawnFrames`."""
 
     frames: tuple[FrameToDraw, ...]
     most_bytes: int
@@ -474,8 +473,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class MadeGolden(msgspec.Struct, frozen=True):
-    """The answer to `MakeGolden`. `skipped` has a line with the reason for each of the user's pictures that was left
-    out."""
+    """The answer to `MakeGolden`. `skipped` has a line with the reason for each user's picture that was left out."""
 
     skipped: tuple[str, ...] = ()
 

@@ -83,8 +83,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """Open an engine. `batch` is the largest number of pictures that will be sent together. `bounds` are the limits of
-    a request."""
+    """Open an engine. `batch` is the largest number of pictures that will be sent together, `bounds` limits a
+    request."""
 
     session: int
     order: Order
@@ -141,8 +141,7 @@ ToHost = Open | Close | Infer | Detect | Stop | Ping
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """The host's first message: the host has imported its backend. `version` is the version of the backend's
-    runtime."""
+    """The host's first message: its backend is imported. `version` is the version of the backend's runtime."""
 
     version: str
 
@@ -154,8 +153,7 @@ class Unfit(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unkno
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """The session is open. `nodes`: the placement of its nodes (`Nodes`), as far as the runtime reports the
-    placement."""
+    """The session is open. `nodes` is the placement of its nodes, as far as the runtime reports it."""
 
     session: int
     nodes: Annotated[dict[str, Annotated[dict[str, int], _FEW]], _FEW] = {}

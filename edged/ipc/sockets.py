@@ -20,8 +20,7 @@ Receive = Callable[[bytes, memoryview], None]
 
 
 class HostSocket:
-    """A socket pair to one host; create it in the event loop. `child` is the host's end, which `started` closes in the
-    daemon."""
+    """A socket pair to one host; create it in the event loop. `child` is the host's end."""
 
     def __init__(self, receive: Receive, most_bulk: Callable[[], int], gone: Callable[[str], None]) -> None:
         """Raises OSError if the box has no free file descriptor.
@@ -43,7 +42,7 @@ class HostSocket:
         self._loop.add_reader(self._socket, self.drain)
 
     def started(self) -> None:
-        """Close the daemon's copy of the host's end: the host has its own copy, or did not start."""
+        """Close the daemon's copy of `child`: the host has its own copy, or did not start."""
         self.child.close()
 
     def send(self, data: bytes) -> bool:

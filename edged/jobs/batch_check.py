@@ -1,5 +1,4 @@
-"""Checks whether the rows of a model are independent, so that requests can be batched, and how much faster batches
-are."""
+"""Checks whether a model's rows are independent, so that requests can be batched, and how much faster a batch is."""
 
 from __future__ import annotations
 

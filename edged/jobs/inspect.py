@@ -122,8 +122,7 @@ def external_files(path: Path) -> tuple[ExternalFile, ...]:
 def _digest(
     path: Path, external: tuple[ExternalFile, ...], graph_digest: str, missing: Finding | None
 ) -> tuple[str, Finding | None]:
-    """Return the model's digest and None. If external data is missing or incomplete, return an empty text and a
-    finding."""
+    """Return the model's digest and None; an empty text and a finding if external data is missing or incomplete."""
     if missing is not None:
         return "", missing
     try:
@@ -177,8 +176,7 @@ def _value(value: onnx.ValueInfoProto, remedy: str = "") -> _Value:
 
 
 def _datatype(name: str, element: int) -> tuple[str, Finding | None]:
-    """Return the protocol's datatype and None. If the protocol lacks the type, return ONNX's name of the type and a
-    finding."""
+    """Return the protocol's datatype and None; ONNX's name of the type and a finding if the protocol lacks the type."""
     datatype = _DATATYPES.get(element)  # type: ignore[call-overload]  # the stub wants the enum, the file holds an int
     if datatype is not None:
         return datatype, None

@@ -174,8 +174,7 @@ class Pairs:
     """Adds Q/DQ pairs to a model. Each value and each weight gets one pair, even if several layers use it."""
 
     def __init__(self, model: Model, scales: Scales, levels: float) -> None:
-        """`scales` has the scales for the inputs of all layers to quantise. `levels` is the largest int8 value of a
-        weight."""
+        """`scales`: for the inputs of all layers to quantise. `levels`: the largest int8 value of a weight."""
         self._model, self._scales, self._levels = model, scales, levels
         self._made: dict[tuple[str, bool, int], str] = {}
         self.nodes: list[onnx.NodeProto] = []  # the new nodes, in an order that ONNX accepts
@@ -235,8 +234,7 @@ def quantise(
 
 
 def _correct(model: Model, node: onnx.NodeProto, more: Floats) -> None:
-    """Add values to a layer's bias. Do nothing if the layer can have no bias, or if the bias is not constant or not a
-    vector."""
+    """Add values to a layer's bias. Do nothing if it can have no bias, or has one that is no constant vector."""
     name = node.input[2] if len(node.input) > 2 else ""
     if node.op_type == "MatMul" or (name and name not in model.constants):
         return

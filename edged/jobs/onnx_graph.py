@@ -109,8 +109,7 @@ class Model:
             graph.write(self.proto.SerializeToString())
 
     def _loaded(self, tensor: TensorProto) -> TensorProto:
-        """Return a copy of a tensor. External values are loaded into the copy only, so that they do not stay in memory
-        with the model."""
+        """Return a copy of a tensor, with external values loaded. Values in the model itself would stay in memory."""
         copy = TensorProto()
         copy.CopyFrom(tensor)
         if _is_outside(copy):
@@ -122,8 +121,7 @@ class Model:
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
-    """Read a model without external weights, with its functions inlined. Raises EngineUnusable if it cannot be
-    parsed."""
+    """Read a model without external weights, and inline its functions. Raises EngineUnusable if parsing fails."""
     try:
         proto = onnx.load(str(path), load_external_data=False)
         return onnx.inliner.inline_local_functions(proto) if proto.functions else proto

@@ -69,8 +69,7 @@ def to_int8(
 
 
 class _Conversion:
-    """The conversion of one prepared model. `layers` are the layers to quantise. `kept` describes repaired layers,
-    `notes` the result."""
+    """The conversion of one prepared model. `layers`: the layers to quantise. `kept`: lines about repaired layers."""
 
     def __init__(self, prepared: Path, layers: Sequence[Layer], work: Path, way: Way) -> None:
         self.layers, self.kept, self.notes = list(layers), tuple[str, ...](), list[str]()
@@ -166,8 +165,8 @@ class _Conversion:
         return found[best]
 
     def _repair(self, comparison: Comparison, before: Outcome, harm: Mapping[str, float]) -> None:
-        """Switch the most harmed layers back to float32. `harm` has the relative change of each layer's output, the
-        largest first."""
+        """Return the most harmed layers to float32. `harm`: the relative change of each layer's output, the largest
+        first."""
         problem = f"int8 is too wrong on the pictures set aside: {before.verdict.reason}"
         if not self._way.repair_s:
             self.notes.append(f"{problem}; repairs are off, because int8.repair_s is 0")

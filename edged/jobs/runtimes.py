@@ -76,8 +76,7 @@ def find_support(backend: Backend) -> jobs.RuntimeSupport:
 
 
 def takes_anything(backend: Backend) -> bool:
-    """Whether a runtime opens a model of one Relu node, with an opset and IR version that every runtime should
-    accept."""
+    """Whether a runtime opens a one-node model whose opset and IR version every supported runtime accepts."""
     return takes(backend, one_node.relu(_OPSET, _IR))
 
 
@@ -103,8 +102,7 @@ def takes(backend: Backend, model: bytes) -> bool:
 
 
 def _highest(accepts: Callable[[int], bool], known: int) -> int:
-    """Return the highest accepted number; 0 if even `MOST_VERSION` is accepted. The bisection begins at `known`, which
-    is accepted."""
+    """Return the highest accepted number, not below `known`, which is accepted; 0 if `MOST_VERSION` is accepted."""
     if accepts(MOST_VERSION):
         return 0
     low, high = known, MOST_VERSION

@@ -61,7 +61,7 @@ class _Server:
         daemon.settimeout(_IDLE_SECONDS)
 
     def serve(self) -> None:
-        """Answer requests until the daemon closes the socket, or until no request comes for 30 s and no child is
+        """Answer requests until the daemon closes the socket, or until 30 s pass without a request and no child is
         left."""
         self._send(Reply())
         while True:

@@ -73,8 +73,7 @@ def _mean_score(found: Detections) -> float:
 def _keep(
     job: jobs.Shadow, data: bytes, pixels: Image | Decoded, figures: dict[str, float], answers: dict[str, Answer]
 ) -> None:
-    """Write the frame and both answers. An encoded frame is written as it was sent, raw pixels as PNG, answers as
-    JSON."""
+    """Write the frame as it was sent (raw pixels as PNG), and the figures and both answers as JSON."""
     out = Path(job.out)
     if isinstance(pixels, Decoded):
         header = read_header(data)

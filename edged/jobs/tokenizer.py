@@ -125,8 +125,7 @@ def _kind(character: str) -> str:
 
 
 def _byte_letters() -> tuple[str, ...]:
-    """Return a character for each byte: its Latin-1 character if that is visible, otherwise a character from U+0100
-    on."""
+    """Return a character for each byte: the Latin-1 character if visible, otherwise a character from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = {byte: 0x100 + number for number, byte in enumerate(b for b in range(256) if b not in visible)}
     return tuple(chr(others.get(byte, byte)) for byte in range(256))
@@ -178,8 +177,8 @@ def _is_alone(character: str) -> bool:
 
 
 def _lower(characters: Iterable[str]) -> str:
-    """Convert characters to lower case one by one. On a whole text, str.lower() treats a sigma at the end of a word
-    differently."""
+    """Convert each character to lower case. (On a whole text, str.lower() treats a sigma at a word's end
+    differently.)"""
     return "".join(each.lower() for each in characters)
 
 

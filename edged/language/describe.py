@@ -43,8 +43,7 @@ class Watch:
         self._best: tuple[float, Tapped] | None = None
 
     def wants(self, now: float) -> bool:
-        """Whether the rule examines a frame that arrives now. If so, record `now` as the time of the last examined
-        frame."""
+        """Whether the rule examines a frame that arrives at `now`. If so, record `now`."""
         is_due = now - self._described >= self.rule.every_seconds - self.rule.seconds
         if not is_due or now - self._looked < _LOOK_SECONDS:
             return False
@@ -83,8 +82,7 @@ class Describer:
     def __init__(
         self, find: Callable[[str], PlannedLanguageModel], emit: Callable[[What, str], None], tasks: TaskGroup
     ) -> None:
-        """The attribute `give`, which may be set later, is called with the camera, rule and text of each
-        description."""
+        """The attribute `give`, which may be set later, is called with camera, rule and text of each description."""
         self.give: Callable[[str, str, str], None] = lambda camera, rule, text: None
         self._find, self._emit, self._tasks = find, emit, tasks
         self._watches: dict[str, Watch] = {}

@@ -1,5 +1,4 @@
-"""One language model in the daemon: its files, the host that generates answers, and how another host replaces this host
-while the model serves."""
+"""One language model in the daemon: its files, its host, and the replacement of the host while the model serves."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ _OURS = ("trackers", "supervision", "scipy")
 
 
 def main() -> int:
-    """Run the tracker: `python -m edged.tracker.main PARENT_PID REACH`. It reads requests from standard input, and
-    answers on standard output."""
+    """Run `python -m edged.tracker.main PARENT_PID REACH`: read requests on standard input, answer on standard
+    output."""
     answers = process.become_child(int(sys.argv[1]))
     confine.everything(Reach.parsed(sys.argv[2]))
     # With several threads, the work on 8x8 matrices is slower, and the threads spin while they wait.

@@ -108,6 +108,5 @@ def margin(gap: float) -> float:
 
 
 def _can_be_followed(boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-    """Return for each box whether it has an area and lies within `_FARTHEST` pixels of the origin, bool [n]; False for
-    NaN."""
+    """Return which boxes have an area and are within `_FARTHEST` pixels of the origin, bool [n]; False for NaN."""
     return (np.abs(boxes) < _FARTHEST).all(axis=1) & (boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3])

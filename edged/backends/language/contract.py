@@ -1,5 +1,4 @@
-"""The interface of a runtime of language models. A runtime opens a model, and generates text for several requests in
-steps."""
+"""The interface of a runtime that opens language models and generates text for several requests in steps."""
 
 from __future__ import annotations
 
@@ -82,8 +81,8 @@ class LanguageModel(Protocol):
     """The reason why the model does not run on the devices that its configuration names; empty if it does."""
 
     def begin(self, number: int, wanted: Generation) -> int:
-        """Add a request and return the number of tokens in its prompt. Raises InvalidInput if the model cannot answer
-        the request."""
+        """Add a request, and return the number of tokens in its prompt. Raises InvalidInput if it cannot be
+        answered."""
 
     def cancel(self, number: int) -> None:
         """Remove a request. Do nothing if the request has ended."""

@@ -1,5 +1,4 @@
-"""Uses ONNX Runtime for the conversion to int8: folds constants, and runs graphs with Q/DQ pairs. Runs in a child
-process."""
+"""Folds constants and runs graphs with Q/DQ pairs in ONNX Runtime, for the conversion to int8. Runs in a child."""
 
 from __future__ import annotations
 

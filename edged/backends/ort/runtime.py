@@ -75,8 +75,7 @@ def version() -> str:
 
 
 def provider(recipe: Recipe) -> Provider:
-    """Return the provider for the recipe's device and precision. Raises Unsuitable if edged uses no provider for this
-    device."""
+    """Return the provider for the recipe. Raises Unsuitable if edged uses no provider for the recipe's device."""
     kind, _, index = recipe.device.partition(":")
     if kind == "cpu":
         return CPU
@@ -101,8 +100,7 @@ def session_options(optimization: str, threads: int) -> ort.SessionOptions:
 
 
 def _can_limit_spinning() -> bool:
-    """Whether the spinning time can be set. Before 1.27, threads spin for a fixed number of loops, which take 3 to 500
-    ms depending on the processor."""
+    """Whether the spinning time can be set. Before 1.27, threads spin for a fixed number of loops (3 to 500 ms)."""
     return tuple(int(part) for part in version().split(".")[:2]) >= (1, 27)
 
 
@@ -177,8 +175,8 @@ def available_providers() -> tuple[str, ...]:
 
 
 def try_provider(name: str) -> None:
-    """Run a one-node model with the provider alone. Raises EngineUnusable with the reason; if a library is missing, the
-    reason names it."""
+    """Run a one-node model with this provider only. Raises EngineUnusable with the reason, such as a missing
+    library."""
     if name not in ort.get_available_providers():
         raise EngineUnusable(f"this ONNX Runtime was built without {name}")
     options = session_options(UNOPTIMISED, 1)

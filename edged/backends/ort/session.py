@@ -77,8 +77,7 @@ class OrtSession:
         return values
 
     def _run_bfloat(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
-        """Run with `OrtValue`, the runtime's tensor type, because numpy has no bfloat16. An OrtValue takes BF16 as
-        uint16, but no text."""
+        """Run with `OrtValue`: numpy has no bfloat16. An OrtValue takes BF16 elements as uint16, but no text."""
         if self._text_inputs:
             raise EngineUnusable("ONNX Runtime cannot combine BYTES inputs with BF16 tensors; export FP32 tensors")
         values = {name: self._to_value(name, array) for name, array in feeds.items()}

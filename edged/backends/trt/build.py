@@ -108,8 +108,7 @@ def _serialised(kind: str, builder: Builder, parsed: Parsed, config: Config, log
 
 
 def _inspected(trt: Trt, kind: str, order: Order, plan: memoryview, asked: Composition) -> Composition:
-    """Return the composition of the built engine, or `asked` if the engine is for another device or cannot be
-    loaded."""
+    """Return the composition of the built engine; `asked` if the engine is for another device or cannot be loaded."""
     if order.capability:
         return asked
     try:
@@ -121,8 +120,7 @@ def _inspected(trt: Trt, kind: str, order: Order, plan: memoryview, asked: Compo
 
 @contextlib.contextmanager
 def _device(trt: Trt, kind: str, order: Order) -> Iterator[None]:
-    """A context in which the order's device is current in this thread. It does nothing if the order has a
-    `capability`."""
+    """A context in which the order's device is current in this thread. With a `capability` it does nothing."""
     if order.capability:
         yield
         return
@@ -153,7 +151,7 @@ def _write(path: Path, plan: memoryview) -> None:
 
 
 def configure(trt: Trt, builder: Builder, config: Config, network: Network, order: Order, options: Options) -> None:
-    """Configure a build, except for precision, target, monitor and timings. Raises Unsuitable if this runtime lacks an
+    """Configure a build, except precision, target, monitor, timings. Raises Unsuitable if this runtime lacks an
     option."""
     config.set_memory_pool_limit(find(trt, "MemoryPoolType.WORKSPACE"), options.workspace_mb << 20)
     config.builder_optimization_level = options.builder_level

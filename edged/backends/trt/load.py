@@ -114,8 +114,7 @@ def device_index(name: str) -> int:
 
 
 def _validity(trt: Trt, runtime: object, data: bytes | memoryview) -> str:
-    """Return why the runtime considers an engine invalid; empty if the engine is valid or the runtime has no such
-    check."""
+    """Return why the runtime considers an engine invalid; empty if it does not, or if it has no such check."""
     ask = find(runtime, "get_engine_validity")
     if not callable(ask):
         return ""

@@ -45,8 +45,7 @@ class _Staged(msgspec.Struct, frozen=True):
 
 
 class _Lane:
-    """The execution context, buffer sets and captured graphs of one optimisation profile. Only one thread runs
-    inferences with a lane."""
+    """The execution context, buffer sets and graphs of one optimisation profile. Only one thread infers with a lane."""
 
     def __init__(self, engine: Engine, tensors: Tensors, profile: int, device: Device, stream: Stream) -> None:
         self._tensors = tensors
@@ -285,7 +284,7 @@ class TensorRtSession:
 
 
 def _silence(context: Context) -> None:
-    """Turn off NVTX annotations: engines are built with detailed verbosity, so each inference would annotate every
+    """Turn off NVTX annotations, because each inference of an engine with detailed verbosity would annotate every
     layer."""
     none = find(type(getattr(context, "nvtx_verbosity", None)), "NONE")
     if none is not None:

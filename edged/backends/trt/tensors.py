@@ -227,8 +227,7 @@ class BufferSet:
 
 
 def quietly(release: Callable[[], None]) -> None:
-    """Call `release` and ignore errors. If the device is broken, memory on it cannot be freed, but all other objects
-    must still be freed."""
+    """Call `release` and ignore errors: if the device is broken, other objects must still be freed."""
     with suppress(EdgedError):
         release()
 

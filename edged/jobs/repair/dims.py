@@ -75,8 +75,7 @@ class _Trial:
     # -- invalid sizes ---------------------------------------------------------------------------------------------
 
     def _open_nothings(self) -> None:
-        """Make dimensions that are declared as 0 or less dynamic: some exporters mean by this that any size is
-        allowed."""
+        """Make dimensions that are declared as 0 or less dynamic: some exporters mean that any size is allowed."""
         constants = {tensor.name for tensor in self._graph().graph.initializer}
         for value in (v for v in self._graph().graph.input if v.name not in constants):
             for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -217,7 +216,7 @@ class _Trial:
         return _Variant(self, {**self._changes, **(more or {})})
 
     def _answered(self, session: Session, signature: Signature) -> _Answered | None:
-        """Return inputs that the model answers, with the answer. None if it answers no probe that fits the
+        """Return inputs that the model answers, with the answer; None if it answers no probe that fits the
         signature."""
         recognition = msgspec.structs.replace(self._job.recognition, preprocess=None)
         for probes in tensors(signature, recognition, _ANY):

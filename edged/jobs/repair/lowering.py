@@ -276,8 +276,7 @@ def _used(graph: GraphProto) -> set[str]:
 
 
 def _drop_unused(graph: GraphProto, before: set[str]) -> None:
-    """Remove the constants among the values `before` that no node uses any more, such as axes that became an
-    attribute."""
+    """Remove those constants in `before` that no node uses any more, such as axes that became an attribute."""
     gone = before - _used(graph) - {value.name for part in graphs(graph) for value in part.output}
     dropped = {tensor.name for tensor in graph.initializer} & gone
     for values in (graph.initializer, graph.input):  # an old model declares its constants as inputs too
