@@ -137,8 +137,7 @@ class _OpenVino:
         return None  # OpenVINO has no list; it names missing operators when it reads a model
 
     def trial(self, order: Order) -> None:
-        """Compile the model, but do not run it: the answers of every built engine are verified before the engine
-        serves."""
+        """Compile the model, but do not run it: every built engine is verified later, before it serves."""
         core, recipe = ov.Core(), order.recipe
         device = find(core, recipe.device)
         try:

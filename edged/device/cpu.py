@@ -52,8 +52,7 @@ def probe(root: Root) -> dict[str, str]:
     """Read the facts `cpu.*` that the file has: arch, vendor, model, signature, isa, features, cores and threads."""
     found = facts(parse(root.read(CPUINFO, _LIMIT) or ""))
     if root.is_live:
-        # Under emulation cpuinfo may be the host's, but uname has the emulated architecture, which libraries must
-        # match.
+        # Under emulation cpuinfo may be the host's, but libraries must match the emulated architecture, as in uname.
         found["cpu.arch"] = os.uname().machine
     return found
 

@@ -90,8 +90,7 @@ class Send(Protocol):
     def __call__(self, message: m.FromHost, pieces: Sequence[bytes | memoryview] = (), /) -> None: ...
 
 
-# Texts with which CUDA, TensorRT, ONNX Runtime and OpenVINO report that memory is used up. No error class exists for
-# it.
+# Texts with which CUDA, TensorRT, ONNX Runtime and OpenVINO report that memory is used up, without an error class.
 _NO_MEMORY = re.compile(
     r"out of (device )?memory|OUT_OF_(HOST_|DEVICE_)?MEMORY|ALLOC(ATION)?_FAIL|bad_alloc"
     r"|(failed to|cannot) allocate memory|smaller than requested bytes",

@@ -147,8 +147,7 @@ class Recognise(msgspec.Struct, frozen=True, tag=True):
 
 
 def loading(family: str) -> str:
-    """Return the name of the phase in which a child imports a family: if the child hangs or ends, it names the
-    culprit."""
+    """Return the name of the phase in which a child imports a family. It shows which family hung or ended a child."""
     return f"loading {family}"
 
 

@@ -83,8 +83,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """Open an engine. `batch` is the largest number of pictures that will be sent together, `bounds` limits a
-    request."""
+    """Open an engine. At most `batch` pictures will be sent together. `bounds` has the limits of a request."""
 
     session: int
     order: Order

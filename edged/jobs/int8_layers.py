@@ -127,7 +127,7 @@ def _obstacle(node: onnx.NodeProto, model: Model) -> str:
         return "the type of its input is not known"
     if node.op_type == "MatMul" and len(weights.dims) != 2:
         return "its weights are not a matrix"
-    # int8 kernels cannot compute the factor `beta` of the bias, which is a float32.
+    # int8 kernels cannot apply the float32 factor `beta` of the bias.
     if node.op_type == "Gemm" and _attribute(node, "beta", 1.0) != 1.0:
         return "its attribute 'beta' scales the bias"
     return ""

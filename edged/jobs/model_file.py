@@ -28,8 +28,7 @@ _TRITON_NAME = "model.onnx"  # the file name in Triton's layout: MODEL/VERSION/m
 
 
 def require(path: Path) -> int:
-    """Return the size of a model's file in bytes. Raises ModelRefused if the file is unreadable or cannot be a
-    model."""
+    """Return the size of a model's file in bytes. Raises ModelRefused if the file cannot be read or be a model."""
     try:
         status = path.stat()
     except OSError as error:

@@ -37,7 +37,7 @@ _INTEGER = frozenset(("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMat
 QUANTISED = frozenset(("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")) | _INTEGER
 # A convolution with fewer weights is not a layer: a detector may decode boxes with one of 16 weights.
 _LEAST_WEIGHTS = 64
-# Inputs that are positions, by operator. A position is not learnt, and may be as large as the width of a picture.
+# Inputs that are positions, by operator. They are not learnt, and may be as large as the number of pixels of a picture.
 _POSITIONS = {"RoiAlign": (1, 2), "GridSample": (1,), "Resize": (1, 2, 3), "Upsample": (1,)}
 
 
@@ -90,8 +90,8 @@ class Model:
     def write(self, path: Path, change: Callable[[TensorProto], None] | None = None) -> None:
         """Write a new file, with weights in another file next to it if the model had external data or is large.
 
-        The values of an initialiser are loaded and changed by `change` just before they are written. So only one
-        external tensor is in memory at a time. Do not use the model afterwards.
+        Each initialiser is loaded, changed by `change`, and written before the next one is loaded. So only one external
+        tensor is in memory at a time. Do not use the model afterwards.
         """
         initialisers, tensors = len(self.graph.initializer), list(_tensors(self.graph))
         outside = any(_is_outside(tensor) for tensor in tensors) or sum(map(_byte_size, tensors)) > _LARGE

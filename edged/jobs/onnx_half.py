@@ -157,8 +157,7 @@ class _Rewriter:
             _rename(body, {old: new for old, new in renamed.items() if old != new})
 
     def _make_half(self, node: onnx.NodeProto) -> None:
-        """Make a Cast or Constant node declare float16 for its output. Do nothing for other nodes, which declare no
-        type."""
+        """Make a Cast or Constant node declare float16 for its output. Other nodes declare no type."""
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.name == "to":
                 attribute.i = FLOAT16

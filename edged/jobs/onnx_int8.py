@@ -165,8 +165,7 @@ class _Conversion:
         return found[best]
 
     def _repair(self, comparison: Comparison, before: Outcome, harm: Mapping[str, float]) -> None:
-        """Return the most harmed layers to float32. `harm`: the relative change of each layer's output, the largest
-        first."""
+        """Return the most harmed layers to float32. `harm`: the relative change of each layer, the largest first."""
         problem = f"int8 is too wrong on the pictures set aside: {before.verdict.reason}"
         if not self._way.repair_s:
             self.notes.append(f"{problem}; repairs are off, because int8.repair_s is 0")
@@ -239,8 +238,7 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     notes: tuple[str, ...] = ()
     proto = onnx.ModelProto.FromString(model.proto.SerializeToString())
     ready = Model(proto, model.folder)
-    # The opset converter refuses files of old IR versions whose initialisers are not inputs. So the IR version is
-    # raised.
+    # This raises an old IR version: the opset converter would refuse it if initialisers are not inputs.
     keep_inputs(ready.proto, {value.name for value in ready.graph.input} - ready.constants.keys())
     if model.opset < _OPSET:
         ready = _raise_opset(ready, work)

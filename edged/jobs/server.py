@@ -55,7 +55,8 @@ def main() -> None:
 
 class _Server:
     def __init__(self, daemon: socket.socket, stamps: dict[str, int]) -> None:
-        """`stamps`: for each folder with imported modules, the time of its last change (see `_stamps`)."""
+        """`stamps`: the times of `_stamps` for each folder with imported modules, read before the imports if
+        possible."""
         self._socket, self._stamps = daemon, stamps
         self._released: set[int] = set()
         daemon.settimeout(_IDLE_SECONDS)

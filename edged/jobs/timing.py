@@ -138,7 +138,7 @@ def _compare(
 
 
 def _runs_of(session: Session, inputs: Mapping[str, Array]) -> int:
-    """Run a session two or three times, which prepares it. Return the number of inferences in a block of it."""
+    """Run a session two or three times to prepare it. Return the number of inferences in one of its blocks."""
     took = _time(session, inputs, 2)[1]
     if took * _RUNS > _BLOCK_SECONDS:  # perhaps only because other work interrupted the inference
         took = min(took, *_time(session, inputs, 1))
@@ -146,8 +146,7 @@ def _runs_of(session: Session, inputs: Mapping[str, Array]) -> int:
 
 
 def block(session: Session, inputs: Mapping[str, Array], runs: int) -> float:
-    """Return the median seconds of `runs` inferences, after one inference that fills the caches if `runs` is above
-    1."""
+    """Return the median seconds of `runs` inferences. If `runs` > 1, another inference first fills the caches."""
     return statistics.median(_time(session, inputs, runs + 1)[1:] if runs > 1 else _time(session, inputs, 1))
 
 

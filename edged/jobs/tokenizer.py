@@ -177,8 +177,7 @@ def _is_alone(character: str) -> bool:
 
 
 def _lower(characters: Iterable[str]) -> str:
-    """Convert each character to lower case. (On a whole text, str.lower() treats a sigma at a word's end
-    differently.)"""
+    """Convert each character to lower case. In a whole text, str.lower() changes a sigma at a word's end."""
     return "".join(each.lower() for each in characters)
 
 

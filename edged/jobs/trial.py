@@ -191,9 +191,9 @@ def _no_memory(stage: Stage, message: str, node: str = "") -> Finding:
 def inference(
     job: jobs.Check, recognition: Recognition, session: Session, answers: Callable[[], None]
 ) -> tuple[Finding | None, tuple[Finding, ...]]:
-    """Run the user's samples. If the model answers no sample, run generated inputs, one shape after the other, until an
-    input of a shape is answered. Then run pictures that edged draws, until the model answers one of these. More inputs
-    could keep a valid model busy for a long time.
+    """Run the user's samples. If the model answers no sample, run generated inputs, one shape after the other. Stop
+    after the first shape with an answered input. Then run pictures that edged draws, until the model answers a picture.
+    More inputs could keep a valid model busy for a long time.
 
     `answers` is called after each answer. Returns the finding (None if an input was answered) and the warnings."""
     answered: set[str] = set()

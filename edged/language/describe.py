@@ -27,7 +27,7 @@ from edged.vision.detections import Detections, class_name
 _LOG = logging.getLogger("edged.language")
 _LOOK_SECONDS = 0.2  # least time between two frames that a rule examines
 _GAP_SECONDS = 1.5  # if the frames of this time show no class of the rule, the objects have gone
-_MOST_INTERVALS = 3  # after more intervals between frames without a frame, earlier frames no longer count
+_MOST_INTERVALS = 3  # if no frame comes for this many of the usual intervals, earlier frames no longer count
 _LONGEST_INTERVAL = 60.0  # a longer time without a frame does not count as an interval between frames
 
 

@@ -58,8 +58,7 @@ class LanguageModels:
         return further
 
     def require(self, name: str) -> PlannedLanguageModel:
-        """Return the model `name`, or the only model if the name is empty. Raises ModelNotFound if it does not
-        exist."""
+        """Return the model `name`, or the only model if `name` is empty. Raises ModelNotFound without such a model."""
         if not name and len(self.models) == 1:
             return next(iter(self.models.values()))
         planned = self.find(name) if name else None

@@ -210,8 +210,7 @@ class Device:
         self._current = _Current(_call(driver.cuDevicePrimaryCtxRetain, self._device))
 
     def current(self) -> _Current:
-        """Return a context manager, cheap to use, that makes the device current in the calling thread. It can be
-        nested."""
+        """Return a cheap context manager that makes the device current in the calling thread. It can be nested."""
         return self._current
 
     def allocate(self, size: int) -> DeviceMemory:

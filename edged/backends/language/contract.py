@@ -81,8 +81,7 @@ class LanguageModel(Protocol):
     """The reason why the model does not run on the devices that its configuration names; empty if it does."""
 
     def begin(self, number: int, wanted: Generation) -> int:
-        """Add a request, and return the number of tokens in its prompt. Raises InvalidInput if it cannot be
-        answered."""
+        """Add a request and return the number of tokens in its prompt. Raises InvalidInput if no answer is possible."""
 
     def cancel(self, number: int) -> None:
         """Remove a request. Do nothing if the request has ended."""

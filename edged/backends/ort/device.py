@@ -46,8 +46,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def build(order: Order, out: Path, where: Provider, graphs: Graphs) -> Composition:
-    """Write the engine's files; return its composition. Raises Unsuitable if no node of the model runs on the
-    device."""
+    """Write the engine's files; return its composition. Raises Unsuitable if no node would run on the device."""
     graph, recipe = graphs.write_named(Path(order.model), out / _GRAPH), order.recipe
     source = str(out / _GRAPH)
     try:

@@ -175,8 +175,7 @@ def available_providers() -> tuple[str, ...]:
 
 
 def try_provider(name: str) -> None:
-    """Run a one-node model with this provider only. Raises EngineUnusable with the reason, such as a missing
-    library."""
+    """Run a one-node model with only this provider. Raises EngineUnusable, which names a missing library."""
     if name not in ort.get_available_providers():
         raise EngineUnusable(f"this ONNX Runtime was built without {name}")
     options = session_options(UNOPTIMISED, 1)

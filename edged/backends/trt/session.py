@@ -284,8 +284,7 @@ class TensorRtSession:
 
 
 def _silence(context: Context) -> None:
-    """Turn off NVTX annotations, because each inference of an engine with detailed verbosity would annotate every
-    layer."""
+    """Turn off NVTX annotations: each inference of an engine with detailed verbosity would annotate every layer."""
     none = find(type(getattr(context, "nvtx_verbosity", None)), "NONE")
     if none is not None:
         context.nvtx_verbosity = none  # type: ignore[attr-defined]  # newer versions have it

@@ -216,8 +216,7 @@ class _Trial:
         return _Variant(self, {**self._changes, **(more or {})})
 
     def _answered(self, session: Session, signature: Signature) -> _Answered | None:
-        """Return inputs that the model answers, with the answer; None if it answers no probe that fits the
-        signature."""
+        """Return inputs with the model's answer; None if the model answers no probe that fits the signature."""
         recognition = msgspec.structs.replace(self._job.recognition, preprocess=None)
         for probes in tensors(signature, recognition, _ANY):
             if sum(array.nbytes for array in probes[0].inputs.values()) > _MOST_BYTES:

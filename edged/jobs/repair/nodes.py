@@ -156,8 +156,7 @@ def schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
 
 
 def likeness(node: NodeProto, scope: Scope, new: onnx.defs.OpSchema, old: onnx.defs.OpSchema) -> tuple[Likeness, str]:
-    """Return whether a node that is valid for the definition `new` can stay unchanged for `old`, and the reason if
-    not."""
+    """Return whether a node that is valid for `new` can stay unchanged for the definition `old`; if not, also why."""
     if len(node.input) > old.max_input or len(node.output) > old.max_output:
         return Likeness.OTHER, "it has inputs or outputs that the older version lacks"
     if len(node.input) < old.min_input:
