@@ -105,7 +105,7 @@ def on(placement: Placement, provider: str = CPU_PROVIDER) -> Counter[str]:
 
 @contextlib.contextmanager
 def _standard_error() -> Iterator[BinaryIO]:
-    """Redirect standard error of the process to a file. At the end, write the lines of other writers to it."""
+    """Redirect standard error of the process to a file. At the end, pass on the lines of other writers."""
     sys.stderr.flush()
     before = os.dup(2)
     with os.fdopen(os.memfd_create("edged-log", os.MFD_CLOEXEC), "w+b") as file:
