@@ -1,6 +1,6 @@
-"""The files of one built engine. Every read compares a file with the digest in the file's record.
+"""The files of one built engine. Every read of a file compares its bytes with the recorded size and digest.
 
-A runtime's own check is not enough: OpenVINO accepts a blob with altered weights without an error.
+The check of a runtime is not enough: OpenVINO accepts a blob with altered weights without an error.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class Artefact(msgspec.Struct, frozen=True):
-    """The files of an engine. `files` maps the name of each file in the directory `root` to its record. An engine may
-    have no files."""
+    """The files of an engine, if any. `files` maps the name of each file in the folder `root` to its record."""
 
     root: str
     files: dict[str, FileRecord]
@@ -48,7 +47,7 @@ class Artefact(msgspec.Struct, frozen=True):
     def load(self, name: str) -> bytes:
         """Return the bytes of one file. Raises EngineDamaged if the file is missing or differs from its record.
 
-        The file is read once and the bytes that were read are checked, so they cannot change between check and use.
+        The file is read once. The returned bytes are the bytes that were checked, so a later change has no effect.
         """
         record = self.files.get(name)
         if record is None:

@@ -22,12 +22,12 @@ import numpy as np
 from edged.backends.artefact import Artefact
 from edged.tensors import Array, TensorSpec
 
-# The optimisation level of an engine that runs the model unchanged. Its answers are the reference that every other
-# engine is compared with.
+# The optimisation level of the reference engine, which runs the model unchanged. edged compares the answers of every
+# other engine with the answers of the reference engine.
 UNOPTIMISED = "none"
 
-# For each execution provider: the number of a model's nodes that the provider runs, by operator. The inner mapping is
-# empty if a runtime reports only the provider.
+# Maps each execution provider to the nodes that it runs: a mapping from operators to numbers of nodes. The inner
+# mapping is empty if a runtime reports only the provider.
 Nodes: TypeAlias = dict[str, dict[str, int]]
 
 
@@ -44,8 +44,8 @@ class Recipe(msgspec.Struct, frozen=True, order=True):
     """How to build an engine for a model: the backend, the device, and the options.
 
     `device` is, for example, "cpu" or "cuda:0". `optimization` is the backend's name of an optimisation level.
-    `threads` is the number of CPU threads of one inference, 0 for the runtime's own choice. `profile` is the range of
-    shapes that the engine must accept, as `edged.backends.profile` writes it; empty if the backend needs none.
+    `threads` is the number of CPU threads of one inference; with 0 the runtime chooses. `profile` is the range of
+    shapes that the engine must accept, as `edged.backends.profile` writes it; empty if the backend needs no range.
     `options` has other options, in the backend's own format. `calibration` is the digest of the data that an int8
     engine is calibrated with; empty for other engines.
     """
@@ -64,7 +64,7 @@ class Recipe(msgspec.Struct, frozen=True, order=True):
         return self.optimization == UNOPTIMISED
 
     def parts(self) -> dict[str, str]:
-        """Return the parts that the recipe adds to an engine's key, as a mapping from "recipe.FIELD" to a text."""
+        """Return the parts of an engine's key that come from the recipe, as a mapping from "recipe.FIELD" to a text."""
         return {f"recipe.{name}": str(getattr(self, name)) for name in self.__struct_fields__}
 
 
@@ -79,10 +79,9 @@ class Composition(msgspec.Struct, frozen=True):
     """What a built engine consists of, as far as the runtime reports it. Only `fallback` and `nodes` have effects; the
     other fields are for people to read.
 
-    `layers` maps each precision to the number of layers that compute in it. `nodes` maps each execution provider to the
-    number of its nodes for each operator. Each line of `fallback` names a part of the model that should run on the
-    recipe's device, but does not. An engine with such parts serves, but edged raises an alarm. `kept` says what stays
-    in float32, and why. `notes` are further remarks.
+    `layers` maps each precision to the number of layers that compute in it. Each line of `fallback` names a part of the
+    model that should run on the recipe's device, but does not. An engine with such parts serves, but edged raises an
+    alarm. Each line of `kept` names nodes that stay in float32, with the reason. `notes` are further remarks.
     """
 
     layers: dict[str, int] = {}
@@ -94,7 +93,7 @@ class Composition(msgspec.Struct, frozen=True):
 
 class Parallelism(msgspec.Struct, frozen=True, order=True):
     """How an opened engine uses the CPU: `instances` inferences run at the same time, each on `threads` threads (0: the
-    recipe's number). On other devices one instance runs."""
+    recipe's number). On devices other than the CPU, `instances` is 1."""
 
     instances: int = 1
     threads: int = 0
@@ -110,29 +109,29 @@ class Order(msgspec.Struct, frozen=True):
     """A request to build or open an engine of a model. `artefact` is None before the engine is built, and always for a
     reference engine.
 
-    TensorRT uses two more fields. `capability` is the CUDA compute capability to build for, such as "8.6"; empty for
-    the device's own. `timings` is the path of a file that keeps kernel timings of this device between builds; the file
-    need not exist.
+    Only TensorRT uses two of the fields. `capability` is the CUDA compute capability to build for, such as "8.6"; empty
+    to build for the recipe's device. `timings` is the path of a file that keeps kernel timings of this device between
+    builds; the file need not exist.
     """
 
     model: str  # path of the ONNX file
     signature: Signature
     recipe: Recipe
     artefact: Artefact | None = None
-    external: tuple[str, ...] = ()  # relative paths of the files with external weights, next to the model
-    digest: str = ""  # of the model and its external files; the files on disk may have been replaced since
+    external: tuple[str, ...] = ()  # paths of the files with external weights, relative to the folder of the model
+    digest: str = ""  # of the model and its external files, as planned; the files on disk may have changed since then
     effort: Effort = "full"
     capability: str = ""
     timings: str = ""
-    parallelism: Parallelism = ONE_INSTANCE  # how to open it
+    parallelism: Parallelism = ONE_INSTANCE  # for opening; builds ignore it
 
     @property
     def threads(self) -> int:
-        """The number of CPU threads of one inference; 0 for the runtime's own choice."""
+        """The number of CPU threads of one inference; with 0 the runtime chooses."""
         return self.parallelism.threads or self.recipe.threads
 
 
-# For each domain ("ai.onnx" for ONNX's own) and operator, the first opset that has the operator.
+# Maps each domain ("ai.onnx" for the default domain) to its operators, with the first opset that has each operator.
 Operators: TypeAlias = dict[str, dict[str, int]]
 
 
@@ -142,8 +141,8 @@ class Session(Protocol):
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Run one inference. `inputs` maps the name of each input to a C-contiguous array with the signature's dtype.
 
-        Returns the requested outputs (all if None) as arrays that stay valid until the next call.
-        Raises EngineUnusable with the runtime's reason on one line.
+        Returns the requested outputs (all if None) as arrays that stay valid until the next call. Raises EngineUnusable
+        with the runtime's reason on one line, or InvalidInput if the engine does not accept the inputs.
         """
 
     def close(self) -> None:
@@ -155,8 +154,7 @@ class Placed(Protocol):
     """A session that reports where its nodes run. edged compares the report with the record of the build."""
 
     def nodes(self) -> Nodes:
-        """Return how many nodes of each operator run on each execution provider; empty if the runtime does not report
-        this."""
+        """Return the placement of the nodes; empty if the runtime does not report the placement."""
 
 
 @runtime_checkable
@@ -165,8 +163,8 @@ class Stoppable(Session, Protocol):
     ensures that a stop reaches the right inference."""
 
     def stop(self) -> None:
-        """Make the running inference raise EngineUnusable. If no inference runs, the next inference raises it. The
-        inference ends when the runtime next checks for a stop."""
+        """Make the running inference raise EngineUnusable. Without a running inference, the next inference raises this
+        error. The inference ends when the runtime next checks for a stop."""
 
     def go_on(self) -> None:
         """Allow inferences again after a stop. Call it while no inference runs."""
@@ -177,17 +175,16 @@ class Replicable(Session, Protocol):
     """A session whose engine can run several inferences at the same time."""
 
     def replica(self) -> Session:
-        """Return a session for another thread. Both sessions share the opened engine and its weights. Each session must
-        be closed."""
+        """Return a session for another thread, with the same engine and weights. Each session must be closed."""
 
 
 @runtime_checkable
 class Staging(Session, Protocol):
     """A session that can copy the inputs of the next inference to its device while an inference runs. One thread stages
-    (copies) inputs, another thread infers. A caller with a single thread can use `infer` instead."""
+    (copies) inputs, and another thread infers. A caller with a single thread can use `infer` instead."""
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        """Return a zeroed array that can be staged without a copy on the host. It lives as long as the session.
+        """Return a zeroed array that can be staged without a copy on the host. The array lives as long as the session.
 
         Write to a staged array again only after the inference that uses it has ended.
         """
@@ -196,8 +193,8 @@ class Staging(Session, Protocol):
         """Start to copy inputs to the device, and return a handle for exactly one call of `infer_staged`. `inputs` are
         as for `infer`. After this call the caller may change the arrays, except those from `array`.
 
-        One set of inputs may be staged while another is inferred; a further call of `stage` waits. Raises the errors of
-        `infer`.
+        One set of inputs may be staged while another is inferred. A further call of `stage` waits for the inference to
+        end. Raises the errors of `infer`.
         """
 
     def infer_staged(self, staged: object, outputs: Sequence[str] | None = None) -> dict[str, Array]:
@@ -215,12 +212,12 @@ class Graph(Protocol):
         layer has `precision`."""
 
     def shape_work(self) -> frozenset[str]:
-        """Return the names of the nodes that only compute shapes."""
+        """Return the names of the nodes that only compute with the sizes of tensors."""
 
 
 class Graphs(Protocol):
-    """Reads and rewrites model files for builders. Only `edged.jobs` may import the onnx package, so this is an
-    interface, which `edged.jobs.engine_graph` implements. All methods raise EngineUnusable if a file cannot be read."""
+    """Reads and rewrites model files for builders. Only `edged.jobs` may import the onnx package, so backends use this
+    interface of `edged.jobs.engine_graph`. All methods raise EngineUnusable if a file cannot be read."""
 
     def read(self, path: Path) -> Graph: ...
 
@@ -228,19 +225,19 @@ class Graphs(Protocol):
         """Write the model to `out`, with a unique name for every node and without initializers among the inputs."""
 
     def with_inputs(self, source: Path, inputs: Set[str]) -> bytes:
-        """Return the serialised model without any inputs other than these."""
+        """Return the serialised model with only the inputs in `inputs`, so that all initializers are constants."""
 
 
 class Backend(Protocol):
     """A runtime that can build and open engines."""
 
     name: str
-    # Precisions for which `build` needs a converted graph (`jobs/precision.py`); the backend itself converts to all
-    # other precisions.
+    # For these precisions, the caller of `build` converts the graph first (`jobs/precision.py`). For all other
+    # precisions, the backend itself converts the model.
     converted_in_graph: frozenset[str]
 
     def version(self) -> str:
-        """Return the version of the runtime that this process has loaded, in the form of the package's version."""
+        """Return the version of the runtime that this process has loaded, in the form that its package uses."""
 
     def build(
         self, order: Order, out: Path, report: Callable[[float], None], graphs: Callable[[], Graphs]
@@ -257,17 +254,16 @@ class Backend(Protocol):
         if the engine cannot be opened for another reason."""
 
     def check(self, model: Path) -> None:
-        """Raise EngineUnusable, with the reason, if the runtime does not accept the model. It must be quick: it is
-        called dozens of times with models of one node, to find out which opsets the runtime has (`jobs/runtimes.py`).
-        """
+        """Raise EngineUnusable, with the reason, if the runtime does not accept the model. This method must be quick:
+        `jobs/runtimes.py` calls it dozens of times, with models of one node, to find the opsets of the runtime."""
 
     def operators(self) -> Operators | None:
         """Return the operators that the runtime has; None if it does not report them."""
 
     def trial(self, order: Order) -> Session | None:
-        """Try the model with the order's recipe, without building an engine. Returns a session, or None if the runtime
-        cannot run the model without a build. Raises NotTaken or another EngineUnusable if the runtime refuses the
-        model."""
+        """Try whether the runtime accepts the model with the order's recipe, without storing an engine. Returns a
+        session, or None if the backend can run only built engines. Raises NotTaken or another EngineUnusable if the
+        runtime refuses the model."""
 
 
 def one_line(error: BaseException, limit: int = 400) -> str:
@@ -277,12 +273,11 @@ def one_line(error: BaseException, limit: int = 400) -> str:
 
 
 def counted(operators: Counter[str], most: int | None = None) -> str:
-    """Return operator counts as text, the most frequent first: `2 NonMaxSuppression, 1 Loop`. At most `most` operators
-    are named."""
+    """Return the counts of the `most` most frequent operators as text: `2 NonMaxSuppression, 1 Loop`."""
     ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{count} {operator or 'nodes'}" for operator, count in ordered[:most])
     return named if most is None or len(ordered) <= most else f"{named}, …"
 
 
-# ONNX Runtime with the model as it was written: it needs no build.
+# The recipe of the reference engine: ONNX Runtime runs the model unchanged, without a build.
 REFERENCE = Recipe("onnxruntime", optimization=UNOPTIMISED)

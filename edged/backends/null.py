@@ -1,9 +1,9 @@
 """A backend without a runtime: its answers are computed from the input bytes.
 
 With this backend, all code that uses backends can be tested without a runtime and a device. Every float output is the
-mean of all input bytes. Every other output is zero, or empty for text. Dynamic dimensions become 1. The recipe's
-`threads` is the number of milliseconds that one inference takes. If the recipe has a range of shapes, a session refuses
-inputs outside this range, like an engine that is compiled for a range.
+mean of the bytes of all inputs, except text. Every other output is zero, or empty for text. Dynamic dimensions become
+1. The recipe's `threads` is the number of milliseconds that one inference takes. If the recipe has a range of shapes, a
+session refuses inputs outside this range, like an engine that is compiled for a range.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ SHAPE = (1, 4)
 
 
 def relu(opset: int, ir_version: int) -> bytes:
-    """Return the model (x and y are FP32[1, 4]) with this opset of ONNX's own domain and this IR version."""
+    """Return the serialised model, x and y FP32[1, 4], with this opset of the default domain and this IR version."""
     node = _field(1, NAMES[0]) + _field(2, NAMES[1]) + _field(3, "relu") + _field(4, "Relu")
     graph = _field(1, node) + _field(2, "graph") + _field(11, _tensor(NAMES[0])) + _field(12, _tensor(NAMES[1]))
     return _field(1, ir_version) + _field(7, graph) + _field(8, _field(1, "") + _field(2, opset))

@@ -2,8 +2,8 @@
 
 On the CPU an engine is the graph that the optimiser made for this CPU, saved as ONNX. At level `all` the graph is
 specific to the CPU's instruction set. The graph does not record the version of the runtime. So the engine's key
-contains the instruction set and the version. A session without optimisation is edged's reference: the answers of all
-engines are compared with its answers.
+contains the instruction set and the version. A session without optimisation is the reference: edged compares the
+answers of all other engines with the answers of this session.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 _BLOB = "model.onnx"
 _WEIGHTS = "weights.bin"
-# Bytes of a model file above which weights are saved next to the graph, because Protobuf cannot hold 2 GiB.
+# If a model file has more bytes, the weights are saved next to the graph, because protobuf cannot hold 2 GiB.
 _LARGE = 1 << 30
 _IR_VERSION_TAG = 0x08  # of ModelProto.ir_version, a varint of one byte up to 127
 _FIRST_WITHOUT = 4  # the first IR version in which initializers need not be inputs
-# `[ONNXRuntimeError] : 1 : FAIL : ` and `/onnxruntime_src/.../model.cc:256 onnxruntime::Model::Model(...) `.
+# Prefixes: `[ONNXRuntimeError] : 1 : FAIL : `, `/onnxruntime_src/.../model.cc:256 onnxruntime::Model::Model(...) `.
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _SOURCE = re.compile(
     r"^(?:Exception during initialization: )?/onnxruntime_src/\S+:\d+ .*?\)(?: const)?(?: \[with [^]]*\])? (?=\S)"
@@ -66,7 +66,7 @@ class _OnnxRuntime:
             return device.build(order, out, where, graphs())
         inputs = {spec.name for spec in order.signature.inputs}
         session, placed = _saved(order, out, order.model)
-        if session.get_overridable_initializers():  # requests may override these weights, so the optimiser folded none
+        if session.get_overridable_initializers():  # the optimiser does not fold weights that requests may override
             del session
             _, placed = _saved(order, out, graphs().with_inputs(Path(order.model), inputs))
         elif _lists_constants(out / _BLOB):
@@ -107,11 +107,11 @@ class _OnnxRuntime:
 
 
 def _saved(order: Order, out: Path, model: str | bytes) -> tuple[InferenceSession, Placement]:
-    """Open a session of the model (a path or its bytes). The session saves its optimised graph in `out`. Return the
-    session and the placement of its nodes."""
+    """Open a session of `model` (a path, or the content of a model file), which saves the optimised graph in `out`.
+    Return the session and the placement of its nodes."""
     options = session_options(order.recipe.optimization, order.recipe.threads)
     options.optimized_model_filepath = str(out / _BLOB)
-    # Without a weights file of its own, the saved graph would refer to the model's external weights.
+    # Without a separate weights file, the saved graph would refer to the model's external weights.
     if order.external or _size(order.model) > _LARGE:
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
     if isinstance(model, bytes):
@@ -120,7 +120,7 @@ def _saved(order: Order, out: Path, model: str | bytes) -> tuple[InferenceSessio
 
 
 def _composition(placed: Placement, precision: str, saved: Path, graphs: Callable[[], Graphs]) -> Composition:
-    """Return the composition of an engine. The saved graph is read only for what the runtime does not report: the
+    """Return the composition of an engine. The saved graph is read only for facts that the runtime does not report: the
     precision of layers, and before ONNX Runtime 1.24 the operators."""
     is_named = all(node.operator for node in placed)
     if is_named and precision not in _OnnxRuntime.converted_in_graph:
@@ -152,7 +152,7 @@ def _size(path: str) -> int:
 
 
 def operators() -> Operators | None:
-    """Return the runtime's list of operators; None if this version has no such list."""
+    """Return the operators that the runtime has; None if this version does not list them."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     list_all = getattr(state, "get_all_operator_schema", None)

@@ -1,7 +1,7 @@
 """OpenVINO on the CPU and on Intel's GPUs and NPUs. An engine is the blob that `export_model` writes.
 
-OpenVINO's own cache is not used: it accepts stale or altered weights without an error. Instead the blob is stored with
-edged's key and digest. Importing a blob of another OpenVINO version or instruction set raises an error.
+edged does not use OpenVINO's cache, which accepts stale or altered weights without an error. Instead edged stores the
+blob under its key and with a digest. Importing a blob of another OpenVINO version or instruction set raises an error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-# OpenVINO falls back to a stub if its telemetry package cannot be imported, so this prevents all telemetry.
+# This entry prevents all telemetry: if OpenVINO cannot import its telemetry package, it uses a stub.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None is how an import is blocked
 
 import re
@@ -39,10 +39,11 @@ from edged.errors import EngineUnusable, NotTaken, Unsuitable
 from edged.tensors import Array
 
 _BLOB = "engine.blob"
-# Operators with a subgraph. If the subgraph runs zero times, a reused request returns the previous answer.
+# Operators with a subgraph. If the subgraph runs zero times, a reused request returns the previous answer. So models
+# with these operators get a new request for each inference.
 _BODIES = frozenset({"Loop", "TensorIterator", "If"})
-# Datatypes that the plugins keep exact. The plugins narrow 64-bit integers to 32 bits and doubles to floats, so models
-# with such inputs or outputs are left to other backends.
+# Datatypes that the plugins keep exact. They narrow 64-bit integers to 32 bits and doubles to floats. So models with
+# inputs or outputs of other datatypes are left to other backends.
 _EXACT = frozenset({"FP32", "FP16", "INT32", "UINT8", "INT8", "BOOL"})
 # For each kind of device: OpenVINO's name, and the remedy if OpenVINO does not see the device.
 _KINDS = {
@@ -53,7 +54,7 @@ _KINDS = {
         "install intel-level-zero-npu and intel-driver-compiler-npu, and let edged's user into the group render",
     ),
 }
-_NO_ADDRESS = "0000:00:00.0"  # reported by a driver that does not know the address
+_NO_ADDRESS = "0000:00:00.0"  # a driver that does not know the address reports this one
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 # The precision of those parts of an int8 graph that are not quantised: float32 on a CPU, float16 on GPUs and NPUs,
 # which are made for float16.
@@ -63,11 +64,11 @@ _PASSIVE = frozenset(
     {"Input", "Output", "Const", "Constant", "Parameter", "Result", "Reorder", "Reshape", "MemoryInput"}
 )
 _FEW = 5  # if fewer than one layer in five computes in the requested precision, a note says so
-# edged's names of OpenVINO's precisions.
+# OpenVINO's name of each precision -> edged's name.
 _NAMES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "int8"}
 _UNCONVERTED = re.compile(r"No conversion rule found for operations: (?P<names>.+?)(?= To facilitate| -- |$)")
 _MEMORY = re.compile(r"bad_alloc|bad allocation|Cannot allocate|out of memory", re.IGNORECASE)
-# `Exception from src/core.cpp:105:` and `Check 'x' failed at src/y.cpp:151:`, any number of them.
+# Prefixes of messages: any number of `Exception from src/core.cpp:105:` and `Check 'x' failed at src/y.cpp:151:`.
 _SOURCES = re.compile(r"(?:Exception from \S+:\d+: ?|Check '.*?' failed at \S+:\d+: ?)+")
 
 
@@ -136,8 +137,7 @@ class _OpenVino:
         return None  # OpenVINO has no list; it names missing operators when it reads a model
 
     def trial(self, order: Order) -> None:
-        """Compile the model, but do not run it. A run is not needed here, because the answers of every built engine are
-        compared with the reference before the engine serves."""
+        """Compile the model, but do not run it: every built engine is verified later, before it serves."""
         core, recipe = ov.Core(), order.recipe
         device = find(core, recipe.device)
         try:
@@ -161,8 +161,7 @@ class _OpenVino:
 
 
 def _require_suitable(order: Order, device: str) -> None:
-    """Raise Unsuitable if the device cannot keep the model's datatypes exact, or needs fixed shapes that the model
-    lacks."""
+    """Raise Unsuitable if the device cannot keep the model's datatypes exact, or needs fixed shapes."""
     signature = order.signature
     inexact = {spec.datatype for spec in (*signature.inputs, *signature.outputs)} - _EXACT
     if inexact:
@@ -187,11 +186,11 @@ class Core(Protocol):
 
 
 def find(core: Core, device: str, root: Root | None = None) -> str:
-    """Return OpenVINO's name of a recipe's device: "GPU" or "GPU.1" for "intel-gpu:1". Raises Unsuitable if OpenVINO
-    does not see the device.
+    """Return OpenVINO's name of a recipe's device: for "intel-gpu:1" this may be "GPU" or "GPU.1". Raises Unsuitable if
+    OpenVINO does not serve this kind of device, does not see the device, or does not show which one it is.
 
-    The device facts count devices in sysfs; OpenVINO may see fewer, in another order. So a device is identified by its
-    PCI address, or, if OpenVINO does not report addresses, by being the only one of its kind.
+    edged counts the devices in sysfs; OpenVINO may see fewer of them, in another order. So a device is identified by
+    its PCI address. If OpenVINO does not report addresses, the device must be the only one of its kind.
     """
     kind, _, index = device.partition(":")
     if kind not in _KINDS:
@@ -213,7 +212,7 @@ def find(core: Core, device: str, root: Root | None = None) -> str:
 
 def compile_properties(recipe: Recipe, device: str, parallelism: Parallelism = ONE_INSTANCE) -> dict[str, str]:
     """Return the properties for compiling a model and for importing its blob. Raises Unsuitable if the device does not
-    have the precision."""
+    compute in the recipe's precision."""
     kind = device.partition(".")[0]
     precision = _BESIDE_INT8[kind] if recipe.precision == "int8" else _PRECISIONS.get(recipe.precision)
     if precision is None:
@@ -222,7 +221,7 @@ def compile_properties(recipe: Recipe, device: str, parallelism: Parallelism = O
         raise Unsuitable(f"the NPU does not compute in {recipe.precision}; use fp16 or int8")
     wanted = {
         "PERFORMANCE_HINT": "LATENCY",
-        # Without this hint a CPU with bfloat16 computes in bfloat16, and a GPU in float16.
+        # Without this hint, a CPU that has bfloat16 computes in bfloat16, and a GPU in float16.
         "INFERENCE_PRECISION_HINT": precision,
         "CACHE_DIR": "",
     }
@@ -270,15 +269,15 @@ def nodes(compiled: Any) -> Nodes:
 
 
 def composition(compiled: Any, recipe: Recipe, device: str) -> Composition:
-    """Return the composition of a compiled model: the number of layers that compute in each precision, and a note if
-    few layers use the requested precision."""
+    """Return the composition of a compiled model: the number of layers that compute in each precision. A note says if
+    few layers use the requested precision, or if the plugin does not report layers."""
     layers = _layers(compiled)
     if layers is None:
         note = f"OpenVINO's {device} device does not report the layers of the compiled model"
         return Composition(nodes=nodes(compiled), notes=(note,))
     counts = Counter(_NAMES.get(precision, precision) for kind, precision in layers if kind not in _PASSIVE)
     notes = list[str]()
-    if counts[recipe.precision] * _FEW < counts.total():  # so few layers may only convert to the precision and back
+    if counts[recipe.precision] * _FEW < counts.total():  # a few layers may only convert to the precision and back
         mostly = max(counts, key=lambda name: counts[name])
         notes.append(f"{recipe.precision} was requested, but OpenVINO computes in {mostly} on this {device}")
     return Composition(layers=dict(sorted(counts.items())), nodes=nodes(compiled), notes=tuple(notes))

@@ -1,4 +1,4 @@
-"""The range of shapes that an engine must accept, for backends that build for a range of shapes. Pure.
+"""The range of shapes that an engine must accept, for backends that build engines for a range of shapes. Pure.
 
 If a model has open dimensions, these backends need three shapes for each input: the smallest, the one to optimise for,
 and the largest. If edged cannot derive the shapes from the model, the setting `profile.INPUT` must give them:
@@ -33,7 +33,7 @@ _MOST_DIMENSIONS = 8
 _BATCH = (1, 1, 8)
 _EXAMPLE = (1, 64, 512)
 _BATCH_NAME = re.compile(r"(?i).*batch.*|n|b|bs|num_?images")
-# Names that exporters make up for dimensions that the model's author did not name.
+# Names that exporters give to dimensions without a name.
 _NAMELESS = re.compile(r"\?|unk__\d+|dim_?\d+|dynamic_?ax[ei]s_\d+|None|-1")
 _SHAPE = re.compile(r"[0-9]{1,10}(x[0-9]{1,10}){0,7}")
 
@@ -60,8 +60,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A range for every input that has an open dimension, in the order of the model; empty if all dimensions are
-    fixed."""
+    """A range for every input with an open dimension, in the order of the model; empty without such inputs."""
 
     ranges: tuple[Range, ...] = ()
 
@@ -74,7 +73,8 @@ class Profile(msgspec.Struct, frozen=True):
         exact: Mapping[str, Shape] = {},
     ) -> Profile:
         """Return the profile of a model. `picture` is the width and height in pixels of the model's pictures, if known.
-        `exact` has the shapes of inputs that edged itself fills, if the model gets one picture at a time.
+        `exact` has the shapes of inputs that edged itself fills. If `exact` is not empty, the model gets one picture at
+        a time.
 
         Without a setting, pictures have the size `picture`, and a batch is 1 to 8 and optimised for 1. Other open
         dimensions get the range of a dimension with the same name. Raises ConfigError if a setting is malformed or does
@@ -140,8 +140,8 @@ def parsed(text: str) -> Profile:
 
 
 def given(settings: Mapping[str, str], name: str) -> Range | None:
-    """Return the range that the settings contain for one input; None if they contain no range. Raises ConfigError if
-    this setting is malformed."""
+    """Return the range of an input in the settings; None without a range. Raises ConfigError if the setting is
+    malformed."""
     text = settings.get(PREFIX + name)
     return None if text is None else _read_setting(PREFIX + name, text)
 
@@ -220,7 +220,7 @@ def _require_pictures(one: tuple[str, Shape] | None, given: Mapping[str, Range])
         )
 
 
-# -- what needs no setting ------------------------------------------------------------------------------------------
+# -- sizes without a setting ----------------------------------------------------------------------------------------
 
 
 def _defaults(
@@ -244,8 +244,8 @@ def _defaults(
 
 
 def _one_picture(signature: Signature, picture: tuple[int, int] | None) -> tuple[str, Shape] | None:
-    """Return the name of the input for pictures, and the shape of this input for a single picture. The batch size in
-    the shape is the model's own if it is fixed, otherwise 1. Return None if the model has no such input or `picture` is
+    """Return the name of the input for pictures, and the shape of this input for a single picture. The shape has the
+    model's batch size if that is fixed, otherwise 1. Return None if the model has no such input or `picture` is
     None."""
     found, _ = find_picture(signature.inputs)
     if picture is None or found is None:
@@ -281,14 +281,14 @@ def _filled(spec: TensorSpec, known: Mapping[str, Sizes]) -> Range:
 
 
 def _symbol(spec: TensorSpec, axis: int) -> str:
-    """Return a key for an open dimension. It contains the dimension's name, because dimensions of the same name have
-    the same size. For an unnamed dimension, it contains the axis and the input."""
+    """Return a key for an open dimension. For a named dimension the key is the name, because dimensions of the same
+    name have the same size. For an unnamed dimension, the key has the axis and the input."""
     dim = spec.shape[axis] if spec.shape != ANY_SHAPE else "?"
     return f"={dim}" if isinstance(dim, str) and is_named(dim) else f"@{axis} of {spec.name}"
 
 
 def is_named(dim: str) -> bool:
-    """Whether the model's author chose this name of an open dimension; names that exporters make up mean nothing."""
+    """Whether the author of the model chose this name of an open dimension. Names from exporters mean nothing."""
     return _NAMELESS.fullmatch(dim) is None
 
 

@@ -31,8 +31,8 @@ _BACKENDS: dict[str, _Entry] = {
     "null": _Entry("edged.backends.null"),
 }
 NAMES = tuple(_BACKENDS)
-# Backends that build by timing kernels on the device: builds take minutes, must run alone, need ranges of shapes, and
-# have TensorRT's options.
+# Backends that time kernels on the device when they build. Such a build takes minutes, must run alone, needs ranges of
+# shapes, and has TensorRT's options.
 TIMING_KERNELS = frozenset({"tensorrt", "tensorrt_rtx"})
 # Names of the runtimes for people.
 TITLES = {
@@ -59,8 +59,7 @@ def load(name: str) -> Backend:
 
 
 def usable(facts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the backends whose runtime and device exist according to the facts. Nothing is imported. `null` is never
-    included."""
+    """Return the backends whose runtime and device exist according to the facts, without `null`. Imports nothing."""
     return tuple(
         name for name in installed(facts) if any(fact.startswith(_BACKENDS[name].device_facts) for fact in facts)
     )
@@ -77,8 +76,8 @@ def version(name: str, facts: Mapping[str, str]) -> str | None:
 
 
 def versions(name: str, facts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the versions of the installed packages that may hold a backend's runtime. There are several if, for
-    example, `onnxruntime` and `onnxruntime-gpu` are installed. Then only the loaded module shows which of the packages
+    """Return the versions of the installed packages that may contain a backend's runtime. There are several versions
+    if, for example, `onnxruntime` and `onnxruntime-gpu` are installed. Then only the loaded module shows which package
     is in use."""
     entry = _BACKENDS[name]
     if any(facts.get(fact, ABSENT) == ABSENT for fact in entry.needs):
@@ -87,7 +86,7 @@ def versions(name: str, facts: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def agree(loaded: str, expected: str) -> bool:
-    """Whether two versions agree in the parts that both have: a library may have four numbers, its package three. The
-    text after a plus sign is ignored, because it names a build of the same version."""
+    """Whether two versions agree in the numbers that both have: a library may have four numbers, its package three. The
+    text after a plus sign is ignored, because it only distinguishes builds of a version."""
     one, other = (each.partition("+")[0].split(".") for each in (loaded, expected))
     return all(mine == theirs for mine, theirs in zip(one, other, strict=False))

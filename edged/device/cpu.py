@@ -17,7 +17,7 @@ CPUINFO = "proc/cpuinfo"
 _LIMIT = 8 << 20  # bytes; about 2 kB for each hardware thread
 _ISA_DIGITS = 16
 
-# Flags of instructions by which runtimes generate or select code. Other flags are not in the digest on purpose: each
+# Flags of instructions: runtimes generate or select code for these. The digest has no other flags: each new Linux
 # kernel adds flags of mitigations and virtualisation, so a kernel update would invalidate every engine.
 _INSTRUCTIONS = re.compile(
     r"""(?x)
@@ -28,7 +28,7 @@ _INSTRUCTIONS = re.compile(
     """,
     re.ASCII,
 )
-# The flags that are shown to people, in this order: they determine the speed of int8 and 16-bit arithmetic.
+# The flags in the fact `cpu.features`, in this order. They determine the speed of int8 and 16-bit arithmetic.
 _NOTABLE = (
     *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx_vnni_int8"),
     *("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -38,8 +38,8 @@ _NOTABLE = (
 )
 
 
-# Instructions of x86 that add products of 8-bit numbers in 32 bits. Without them, runtimes use pmaddubsw, which adds
-# two products in 16 bits and saturates if the sum does not fit.
+# x86 instructions that add products of 8-bit numbers in 32 bits. Without these, runtimes use pmaddubsw, which adds two
+# products in 16 bits and saturates if the sum does not fit.
 _INT8_SUMS = frozenset(("avx_vnni", "avx512_vnni", "amx_int8"))
 
 
@@ -52,13 +52,14 @@ def probe(root: Root) -> dict[str, str]:
     """Read the facts `cpu.*` that the file has: arch, vendor, model, signature, isa, features, cores and threads."""
     found = facts(parse(root.read(CPUINFO, _LIMIT) or ""))
     if root.is_live:
-        # Under emulation cpuinfo may be the host's; libraries must match the architecture of this interpreter.
+        # Under emulation cpuinfo may be the host's, but libraries must match the emulated architecture, as in uname.
         found["cpu.arch"] = os.uname().machine
     return found
 
 
 def facts(blocks: list[dict[str, str]]) -> dict[str, str]:
-    """Extract the facts from cpuinfo's paragraphs, of x86 or ARM; other architectures give only counts."""
+    """Return the facts from the paragraphs of cpuinfo on x86 or ARM; on another architecture only counts and
+    instructions."""
     found = _counts(blocks) | _instructions(blocks)
     if any("CPU implementer" in block for block in blocks):
         found |= _arm(blocks)
@@ -93,8 +94,7 @@ def _counts(blocks: list[dict[str, str]]) -> dict[str, str]:
 
 
 def _instructions(blocks: list[dict[str, str]]) -> dict[str, str]:
-    """Return a digest and a short list of the instructions that all cores support, because threads migrate between
-    cores."""
+    """Return a digest and a list of the instructions that all cores have, because threads migrate between cores."""
     lines = [block.get("flags") or block.get("Features") for block in blocks]
     sets = [set(line.split()) for line in lines if line]
     if not sets:
@@ -106,7 +106,7 @@ def _instructions(blocks: list[dict[str, str]]) -> dict[str, str]:
 
 
 def _x86(blocks: list[dict[str, str]]) -> dict[str, str]:
-    # In a virtual machine the model name is often only the brand ("AMD EPYC"); family and model show the generation.
+    # In a virtual machine the model name is often only a brand ("AMD EPYC"), but family and model show the generation.
     family, model = _join(blocks, "cpu family"), _join(blocks, "model")
     wide = any("lm" in block.get("flags", "").split() for block in blocks)
     return {

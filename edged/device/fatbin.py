@@ -1,7 +1,7 @@
 """The GPUs that the kernels of a CUDA library were compiled for, read from the library's file. Nothing is loaded.
 
-nvcc puts kernels into the ELF section `.nv_fatbin`: containers one after the other, with zeros between them. Layout,
-little endian, as n-eiling/cuda-fatbin-decompression describes it and onnxruntime-gpu 1.23.2 and 1.31.1 have it:
+nvcc puts kernels into the ELF section `.nv_fatbin`: containers one after the other, with zeros between them. This is
+the little-endian layout in n-eiling/cuda-fatbin-decompression, and in the files of onnxruntime-gpu 1.23.2 and 1.31.1:
 
     container   u32 magic, u16 version, u16 size of this header, u64 size of the entries that follow
     entry       u16 kind (1: PTX, 2: machine code), u16, u32 size of this header, u64 size of the content that follows,
@@ -20,12 +20,12 @@ from collections.abc import Iterator
 
 from edged.device.root import Root
 
-_ELF = struct.Struct("<4sBB34xQ10xHHH")  # magic, class, byte order; offset, size and number of sections, their names
+_ELF = struct.Struct("<4sBB34xQ10xHHH")  # magic, class, byte order; section headers: offset, size, number; names
 _SECTION = struct.Struct("<I4x16xQQ24x")  # offset of the name; offset and size in the file
 _CONTAINER = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<H2xIQ12xI8xQ")
 _MAGIC, _PTX, _MACHINE_CODE = 0xBA55ED50, 1, 2
-_EXACT = 0x100000  # flag of code for one compute capability alone, as sm_90a
+_EXACT = 0x100000  # flag of code for a single compute capability, such as sm_90a
 _SECTION_NAME = b".nv_fatbin\0"
 _64_BITS, _LITTLE_ENDIAN = 2, 1
 _MOST_READS = 1 << 17  # a damaged file must not keep the reader busy; real libraries need some ten thousand
@@ -44,7 +44,7 @@ def code(root: Root, path: str) -> tuple[str, ...]:
         return ()
     with file:
         try:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # what lies between the headers is not read
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead: only headers are read
             found = set(_entries(file.fileno()))
         except (OSError, struct.error, OverflowError):
             return ()
@@ -54,8 +54,7 @@ def code(root: Root, path: str) -> tuple[str, ...]:
 
 
 def _entries(file: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield the kind and architecture of each entry of a known kind, and whether the code is for that architecture
-    alone."""
+    """Yield kind and architecture of each entry of a known kind, and whether its code is for this architecture only."""
     reads = 0
     for start, end in _sections(file):
         position = start
@@ -63,7 +62,7 @@ def _entries(file: int) -> Iterator[tuple[int, int, bool]]:
             reads += 1
             magic, _, header, size = _CONTAINER.unpack(os.pread(file, _CONTAINER.size, position))
             if magic != _MAGIC:
-                position += 8  # zeros up to the next multiple
+                position += 8  # a container may begin at each multiple of 8
                 continue
             entry, position = position + header, min(end, position + header + size)
             while entry + _ENTRY.size <= position and reads < _MOST_READS:
@@ -96,8 +95,8 @@ _NAME = re.compile(r"(sm|ptx)_([0-9]{1,2})([0-9])(a?)")
 
 
 def runs_on(names: str, capability: str) -> bool:
-    """Whether a library has kernels for a GPU of this compute capability. `names` is what the function `code` returns
-    for the library, joined with spaces.
+    """Whether a library has kernels for a GPU of this compute capability. `names` has the architectures from `code`,
+    joined with spaces.
 
     Machine code runs on GPUs with the same major number and the same or a higher minor number. But if the code or the
     GPU is of a SoC, both numbers must be the same. PTX runs on its own capability and all later ones. Code whose name

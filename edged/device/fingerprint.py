@@ -20,7 +20,8 @@ from edged.device.root import Root
 
 Probe: TypeAlias = Callable[[Root], dict[str, str]]
 
-# If two probes report a fact, the earlier one wins: a driver's answer about a GPU precedes what a Jetson's SoC implies.
+# If two probes report a fact, the earlier probe counts: the NVIDIA driver knows a GPU better than `jetson`, which
+# derives facts from the SoC.
 PROBES: tuple[Probe, ...] = (cpu.probe, system.probe, runtimes.probe, nvidia.probe, jetson.probe, intel.probe)
 
 _DIGEST_FORMAT = b"edged fingerprint 1\n"
@@ -72,7 +73,7 @@ def probe(root: Path = Path("/")) -> Fingerprint:
 
 
 def _one_line(value: str) -> str:
-    """Return a text with only printable characters and single spaces: facts appear in terminals, logs and keys."""
+    """Return the first 200 characters, printable and with single spaces: facts appear in terminals and keys."""
     printable = "".join(char if char.isprintable() else " " for char in value[:_LONGEST])
     return " ".join(printable.split())
 
@@ -123,7 +124,7 @@ def _intel(fingerprint: Fingerprint) -> Iterator[Device]:
             code, driver = (facts.get(f"intel.{kind}.{index}.{name}") for name in ("device", "driver"))
             description = " ".join(part for part in (title, code, f"({driver})" if driver else None) if part)
             shared = facts.get(f"intel.{kind}.{index}.integrated") == "yes"
-            memory = _system_memory(fingerprint) if shared else None  # sysfs does not have the memory of a card
+            memory = _system_memory(fingerprint) if shared else None  # sysfs does not report the memory of a card
             yield Device(f"intel-{kind}:{index}", f"intel-{kind}", description, memory, index, is_integrated=shared)
 
 

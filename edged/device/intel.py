@@ -28,13 +28,13 @@ _NPU_PACKAGES = {
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Read the PCI device id (`0x46a6`) and kernel driver of each GPU and NPU, and whether it is integrated. Also read
-    the versions of drivers."""
+    """Read the PCI device id (`0x46a6`) and the kernel driver of each GPU and NPU, whether the device is integrated,
+    and the versions of drivers."""
     gpus = _devices(root, _NODES["intel-gpu"], "intel.gpu")
     npus = _devices(root, _NODES["intel-npu"], "intel.npu")
     facts = gpus | npus
     if gpus:
-        # Fedora and others have no dpkg; the library's file name has the version.
+        # Distributions such as Fedora have no dpkg, but the file name of the library has the version.
         library = libraries.system_version(root, "libze_intel_gpu.so.1") or ""
         facts |= {"intel.level_zero_gpu": library} | _packages(root, _GPU_PACKAGES)
     if npus:
@@ -58,7 +58,7 @@ def _devices(root: Root, pattern: str, prefix: str) -> dict[str, str]:
 
 
 def _found(root: Root, pattern: str) -> dict[str, dict[str, str]]:
-    """Return the facts of each device. The key is its PCI address, or the node's name if sysfs has no address."""
+    """Return the facts of each device, by PCI address, or by the name of the node if sysfs has no address."""
     found: dict[str, dict[str, str]] = {}
     for path in root.glob(f"{pattern}/device/vendor"):
         node, device = path.split("/")[3], path.removesuffix("/vendor")

@@ -60,12 +60,12 @@ def _has_card(root: Root) -> bool:
 
 
 def _l4t(root: Root) -> str:
-    """Return the release, such as `36.4.3`, from "# R36 (release), REVISION: 4.3, ..." or from Debian's
-    "36.4.3-20250107174145"."""
+    """Return the release, such as `36.4.3`, from "# R36 (release), REVISION: 4.3, ..." or from the version of a Debian
+    package, "36.4.3-20250107174145"."""
     match = re.search(r"R([0-9]+)\b.*REVISION: ([0-9.]+)", root.read("etc/nv_tegra_release") or "")
     if match:
         return f"{match[1]}.{match[2]}"
-    # Newer images do not have the file.
+    # Newer images do not have this file.
     return libraries.upstream(libraries.package_versions(root, ["nvidia-l4t-core"]).get("nvidia-l4t-core", ""))
 
 
@@ -91,8 +91,8 @@ def _gpu(root: Root, soc: str) -> dict[str, str]:
 
 
 def _fitted_mb(total: int) -> int:
-    """Return the installed memory in MiB, which is the next power of two above `total`. `total` is the memory that the
-    kernel manages. Each release of L4T reserves a different part of the installed memory for other uses."""
+    """Return the installed memory in MiB: the lowest power of two that is not below `total`, the memory that the kernel
+    manages. Each release of L4T reserves a different part of the installed memory for other uses."""
     return 1 << (total - 1).bit_length()
 
 

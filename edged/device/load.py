@@ -1,4 +1,4 @@
-"""CPU load, and whether it has been low for a while (format: proc_stat(5))."""
+"""The CPU load, and whether it has been low for 20 seconds (format: proc_stat(5))."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 _STAT = Path("/proc/stat")
 _IDLE = (3, 4)  # columns after the name: idle, iowait
-_LOW = 0.3  # the load is low below this share of the processors
+_LOW = 0.3  # the load is low if a smaller share of the processors is busy
 _LOW_SECONDS = 20.0
 _LOADED = 0.3  # if other processes used this share while an engine was timed, its times may be wrong
 
@@ -64,7 +64,7 @@ class LoadMonitor:
         self._ticks, self._at = ticks, now
 
     def is_low(self, now: float) -> bool:
-        """Whether the load has been low long enough to repeat measurements."""
+        """Whether the load has been low for 20 seconds, so that measurements can be repeated."""
         return self._since is not None and now - self._since >= _LOW_SECONDS
 
 

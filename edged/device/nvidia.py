@@ -6,10 +6,10 @@ Sources: `/proc/driver/nvidia` (the driver's README, "The /proc Interface"), the
 GPUs are numbered by PCI address, as in NVML, and in CUDA after `use_pci_order`. The address distinguishes equal cards.
 The UUID is not a fact, because it would identify the owner's card.
 
-/proc and NVML list all GPUs, whatever CUDA_VISIBLE_DEVICES says. So on the running system, `probe` leaves out the facts
-of GPUs that the variable hides. The visible GPUs keep their numbers among all GPUs. CUDA itself would number only the
-visible GPUs, from 0. So a process that uses CUDA must call `use_pci_order` before CUDA reads the variable. CUDA then
-has the same numbers as the facts.
+/proc and NVML list all GPUs, also those that CUDA_VISIBLE_DEVICES hides. So on the running system, `probe` leaves out
+the facts of hidden GPUs. The visible GPUs keep their numbers among all GPUs. By default CUDA numbers only the visible
+GPUs, from 0. So a process that uses CUDA must call `use_pci_order` before CUDA reads the variable. CUDA then has the
+same numbers as the facts.
 
 Numbers in the variable count GPUs by PCI address, as in `nvidia-smi`; UUIDs may be abbreviated. As in CUDA, the first
 entry that does not name a GPU (such as -1) ends the variable's list. The name of a MIG device counts as such an entry,
@@ -38,21 +38,21 @@ def probe(root: Root) -> dict[str, str]:
     """Read the facts of the driver and of the GPUs.
 
     `nvidia.kernel_module` is the version of the loaded kernel module. `nvidia.driver` is the version of the driver on
-    disk. `nvidia.state` is a problem of the driver, if any. `cuda.driver` is the newest version of
-    CUDA that the driver supports. `gpu.N.*` are the facts of each GPU.
+    disk. `nvidia.state` is a problem of the driver, if any. `cuda.driver` is the newest CUDA version that the driver
+    supports. `gpu.N.*` are the facts of each GPU.
     """
     match = _MODULE.search(root.read(_MODULE_VERSION) or "")
     module = match[1] if match else ""
     driver = _driver_on_disk(root)
     reading = _reading(root, has_driver=bool(module or driver))
-    # The version on disk precedes NVML's, because engines are built with the driver that the next process loads.
+    # The version on disk is preferred to NVML's, because engines are built with the driver that the next process loads.
     facts = {"nvidia.driver": driver or reading.driver, "nvidia.kernel_module": module, "cuda.driver": reading.cuda}
     is_pending = module and driver and driver != module
     facts["nvidia.state"] = REBOOT_PENDING if is_pending else reading.state
     gpus = {address: {"name": name} for address, name in listed(root).items()}
     for address, gpu in reading.gpus.items():
         gpus[address] = gpus.get(address, {}) | gpu.facts()
-    # This must be done after NVML was queried: the kernel module may read a UUID only when the GPU is first used.
+    # Read the UUIDs after the query of NVML: the kernel module may know a UUID only after the first use of the GPU.
     visible = visible_gpus(dict.fromkeys(gpus, "") | _fields(root, "GPU UUID")) if root.is_live else gpus
     for index, address in enumerate(sorted(gpus)):
         if address in visible:
@@ -62,7 +62,7 @@ def probe(root: Root) -> dict[str, str]:
 
 
 def addresses(root: Root) -> list[str]:
-    """Return the PCI addresses of all GPUs, also of hidden GPUs, in the order of their numbers."""
+    """Return the PCI addresses of all GPUs, including hidden GPUs, in the order of their numbers."""
     return sorted(listed(root).keys() | _reading(root, has_driver=True).gpus.keys())
 
 
@@ -91,8 +91,7 @@ def _reading(root: Root, has_driver: bool) -> nvml.Reading:
 
 
 def _driver_on_disk(root: Root) -> str:
-    """Return the version of the user-space driver that the next process will load, from the target of
-    `libcuda.so.1`."""
+    """Return the version of the user-space driver that the next process will load (the target of `libcuda.so.1`)."""
     found = (
         libraries.system_version(root, "libcuda.so.1"),
         libraries.newest(root, (f"{_JETSON}.1", f"{_JETSON}.*")),
@@ -107,7 +106,7 @@ _NAMES_GPU = re.compile(r"[0-9]+|(?i:GPU-[0-9a-f-]+)")
 
 def use_pci_order() -> None:
     """Make CUDA number all GPUs by PCI address, including GPUs that CUDA_VISIBLE_DEVICES hides. But if the variable is
-    set and names no GPU, CUDA sees no GPU. Call this function before CUDA is initialised."""
+    set and names no GPU, hide all GPUs from CUDA. Call this function before CUDA is initialised."""
     # By default CUDA's numbers begin with the fastest device.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     value = os.environ.pop(_VARIABLE, None)

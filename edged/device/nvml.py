@@ -1,8 +1,8 @@
 """Facts from the running NVIDIA driver through NVML, the C library (`nvml.h`) that comes with every driver.
 
-The library is opened, queried and closed within one call, and nothing happens at import. The library's state does not
-survive a fork. After a driver update without a reboot, a process that kept the old library open would get version
-mismatches from it. Opening takes some 10 ms, and up to seconds on an idle GPU without persistence mode.
+Each call opens, queries and closes the library. Nothing happens at import. There are two reasons. The library's state
+does not survive a fork. And after a driver update without a reboot, an old library that stayed open would return
+version mismatches. Opening takes some 10 ms, and up to seconds on an idle GPU without persistence mode.
 
 A recorded tree may contain NVML's answers as `nvml.json`; `python -m edged.device.nvml` prints them on the box itself.
 """
@@ -143,8 +143,7 @@ def _text(library: Any, function: str, *arguments: Any) -> str:
 
 
 def _code(library: Any, function: str, *arguments: Any) -> int:
-    """Call a function and return its code. If an older driver's library lacks the function, return
-    `_FUNCTION_NOT_FOUND`."""
+    """Call a function and return its code: `_FUNCTION_NOT_FOUND` if an older driver's library lacks the function."""
     try:
         return int(getattr(library, function)(*arguments))
     except AttributeError:

@@ -1,4 +1,4 @@
-"""The directory that facts are read below: `/` on the box itself, or a recorded tree of another box.
+"""The directory that contains the files with facts: `/` on the box itself, or a recorded tree of another box.
 
 Reading never raises and never blocks: a file that is missing, unreadable, too large, not UTF-8, or not a regular file
 (a FIFO, a device) counts as absent. In a recorded tree symbolic links are followed as if the tree were `/`, so that an
@@ -31,7 +31,7 @@ class Root:
 
     @property
     def is_live(self) -> bool:
-        """Whether this is the running system, so that NVML and commands describe the same box."""
+        """Whether this is the running system. Only then do NVML and commands describe the box of the files."""
         return self._top == "/"
 
     def read(self, rel: str, limit: int = DEFAULT_LIMIT) -> str | None:
@@ -113,7 +113,7 @@ class Root:
         if file is None:
             return None
         with file:
-            # stat reports size 0 for files of /proc.
+            # Read to know the size: stat reports size 0 for files of /proc.
             data = file.read(limit + 1)
         return None if len(data) > limit else data
 

@@ -1,7 +1,7 @@
-"""Versions of installed runtimes, without importing them: `runtime.* tensorrt.version cuda.* cudnn.version`; and the
-GPUs that ONNX Runtime's CUDA provider has code for, `runtime.onnxruntime_gpu_code`.
+"""Facts `runtime.* tensorrt.version cuda.* cudnn.version`: versions of installed runtimes, which are not imported. The
+fact `runtime.onnxruntime_gpu_code` names the GPUs that ONNX Runtime's CUDA provider has code for.
 
-Python packages are found by their `*.dist-info` directories (PyPA, "Recording installed projects"), read through
+Python packages are found by their `*.dist-info` directories (PyPA, "Recording installed projects"), which are read with
 `Root`. The standard module importlib.metadata would follow links out of a recorded tree and block on a FIFO.
 """
 
@@ -19,7 +19,7 @@ from edged.device.root import Root
 
 # The wheels that contain libnvinfer; the other TensorRT wheels depend on them.
 _TENSORRT_LIBRARIES = ("tensorrt-cu13-libs", "tensorrt-cu12-libs", "tensorrt-libs")
-# Fact -> the distributions of that runtime, the one with its native code first.
+# Fact -> the distributions of that runtime; distributions with native code come first.
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "runtime.onnxruntime": ("onnxruntime",),
     "runtime.onnxruntime_gpu": ("onnxruntime-gpu",),
@@ -40,11 +40,11 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "runtime.cuda": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"),
     "runtime.cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
 }
-# ONNX Runtime's CUDA provider. The fact is not part of an engine's key, but the version of the package is.
+# The library of ONNX Runtime's CUDA provider, and the fact. An engine's key has the package's version, not this fact.
 _PROVIDER, _CODE = "onnxruntime/capi/libonnxruntime_providers_cuda.so", "runtime.onnxruntime_gpu_code"
 _WANTED = frozenset(name for names in _PACKAGES.values() for name in names)
 
-# Where packages are in a recorded tree: a service's own environment before the system's, as in its sys.path.
+# The folders of packages in a recorded tree: the environment of a service comes before the system's, as in sys.path.
 _RECORDED = (
     "opt/*/lib/python3.*/site-packages",
     "opt/*/.venv/lib/python3.*/site-packages",

@@ -32,12 +32,13 @@ def probe(root: Root) -> dict[str, str]:
 
 
 def total_memory_mb(root: Root) -> int:
-    """Return `MemTotal` in MiB: the memory that the kernel manages, a little less than is installed; 0 if unknown."""
+    """Return `MemTotal` in MiB, the memory that the kernel manages (a little less than is installed); 0 if unknown."""
     return read_memory(root).total >> 20
 
 
 def cgroup_text(root: Root, controller: str, *names: str) -> str | None:
-    """Read the first existing file of `names` in our cgroup, or in the nearest cgroup above it; None if none exists."""
+    """Return the text of the first file among `names` that exists in this process's cgroup or, nearest first, in a
+    cgroup above it; None without such a file."""
     paths = (f"{directory}/{name}" for directory in _directories(root, controller) for name in names)
     return next((text for text in map(root.read, paths) if text is not None), None)
 
@@ -66,7 +67,8 @@ def _limits(root: Root, total_mb: int) -> dict[str, str]:
 
 
 def _values(root: Root, controller: str, *names: str) -> Iterator[str]:
-    """Yield the limits in the files `names` of our cgroup and of all cgroups above it. "max" or -1 is no limit."""
+    """Yield the limits in the files `names` of this process's cgroup and of all cgroups above it. "max" and -1 mean
+    that there is no limit, so they are left out."""
     for directory in _directories(root, controller):
         for name in names:
             text = (root.read(f"{directory}/{name}") or "").strip()
@@ -91,7 +93,8 @@ def _quotas_v1(root: Root) -> Iterator[float]:
 
 
 def _directories(root: Root, controller: str) -> Iterator[str]:
-    """Yield the directories of our cgroup and of those above it that may hold the files of a controller, v1 and v2.
+    """Yield the directories that may have the files of a controller (v1 and v2), for this process's cgroup and those
+    above.
 
     `/proc/self/cgroup` has lines `id:controllers:path`; the line of v2 has no controller. In a container, the path may
     be a path of the host. Then only some of the directories above this path exist in the container.

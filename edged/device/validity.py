@@ -1,9 +1,9 @@
 """The facts that engines of each backend depend on: if one changes, an engine may no longer be valid.
 
 Some facts are left out, because an engine returns the same answers if they change. These are the kernel and
-distribution (`os.*`, `libc.version`), Python, a CPU box's memory and cgroup limits, the number of CPUs, and
-`cpu.features` (`cpu.isa` in readable form). The PCI address and the toolkit except the CUDA runtime (`cuda.version`)
-are left out too. So is `nvidia.state`, which only decides whether to build now.
+distribution (`os.*`, `libc.version`), Python, the box's memory and cgroup limits, the number of CPUs, and
+`cpu.features` (`cpu.isa` in readable form). The PCI address and the version of the CUDA toolkit (`cuda.version`) are
+left out too, but `cuda.runtime` is not. `nvidia.state` only decides whether to build now.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CPU = (
     "cpu.arch",  # libraries and packed weights are of one architecture
     "cpu.isa",  # layouts and blob headers follow it (NCHWc block of 8 or 16; OpenVINO: "isa=Intel AVX2")
     "cpu.vendor",  # runtimes pick kernels by vendor, too, and a virtual machine may hide the model
-    "cpu.model",  # latency and verdict were measured on it, and are not valid if the disk is moved to another box
+    "cpu.model",  # speed and verdict were measured on it, and are not valid if the disk is moved to another box
     "cpu.signature",  # the generation behind a model name such as "AMD EPYC"
 )
 
@@ -71,7 +71,7 @@ _INTEL_GPU = (
     "intel.gpu.{}.driver",  # i915 or xe: other limits and other paths in the driver
     "intel.gpu.{}.driver_version",  # of a driver that was built outside the kernel
     "intel.opencl",  # the driver whose compiler made the kernels
-    "intel.level_zero_gpu",  # the same driver by its other interface
+    "intel.level_zero_gpu",  # the same driver through its other interface
     "intel.graphics_compiler",  # the driver's compiler, a separate package
 )
 
@@ -97,8 +97,8 @@ _RELEVANT: Mapping[tuple[str, str], tuple[str, ...]] = {
 }
 
 
-# Facts with which an engine was built and measured, but which are not compiled into the engine. If only these change,
-# the engine may still work, so it is run and its answers are compared. The instruction set is not among them.
+# Facts that are not compiled into an engine. If only such facts change, the engine may still work, so edged verifies it
+# again instead of a build. The instruction set is not such a fact.
 _DRIVER = re.compile(
     r"""(?x)
     nvidia\.(driver | kernel_module) | jetson\.(l4t | power_mode)

@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 
 class CancellableJobs:
-    """The jobs that one engine has received and not finished yet. Thread-safe: the engine's threads and the thread that
-    reads messages use this object."""
+    """The jobs that one engine has received and not finished yet. Thread-safe: the threads of the engine and the thread
+    that reads messages use this object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,8 +46,7 @@ class CancellableJobs:
             return len(self._held) == 1
 
     def stop(self, job: int) -> None:
-        """Stop a job that waits. Stop a running job only if its runtime can stop inferences. Do nothing if the job has
-        ended."""
+        """Stop a job that waits, or a running job if its runtime can stop inferences. Do nothing for an ended job."""
         with self._lock:
             if job in self._held:
                 self._unwanted.add(job)
@@ -91,7 +90,7 @@ class Send(Protocol):
     def __call__(self, message: m.FromHost, pieces: Sequence[bytes | memoryview] = (), /) -> None: ...
 
 
-# How CUDA, TensorRT, ONNX Runtime and OpenVINO report that a device is out of memory: they have no error class for it.
+# Texts with which CUDA, TensorRT, ONNX Runtime and OpenVINO report that memory is used up, without an error class.
 _NO_MEMORY = re.compile(
     r"out of (device )?memory|OUT_OF_(HOST_|DEVICE_)?MEMORY|ALLOC(ATION)?_FAIL|bad_alloc"
     r"|(failed to|cannot) allocate memory|smaller than requested bytes",
@@ -102,11 +101,11 @@ _NO_MEMORY = re.compile(
 class EngineThreads:
     """One opened engine, its threads and the queues between them. The daemon limits the number of queued jobs.
 
-    With one instance, one thread prepares pictures, and another thread runs all inferences. A single thread infers,
-    because the runtime's own threads then stay on the other processors. With two threads that took turns, the
-    throughput was only 0.83 times as high. If the engine has no other job, the inference thread also prepares a new
-    job, because waking the other thread takes longer than most requests. But if the session stages inputs (copies them
-    to the device in advance), the first thread prepares all jobs.
+    With one instance, one thread prepares pictures, and another thread runs all inferences. Only one thread infers, so
+    that the runtime's threads stay on the other processors. When two threads took turns, the throughput was only 0.83
+    times as high. If the engine has no other job, the inference thread also prepares a new job, because waking the
+    other thread takes longer than most requests. But if the session stages inputs (copies them to the device in
+    advance), the first thread prepares all jobs.
 
     With several instances, each instance has one thread, which does whole jobs.
     """
@@ -116,19 +115,19 @@ class EngineThreads:
         self._datatypes = {spec.name: spec.datatype for spec in order.order.signature.outputs}
         self._jobs = CancellableJobs()
         self._todo: queue.SimpleQueue[m.Infer | m.Detect | None] = queue.SimpleQueue()  # to prepare
-        # To infer: a job with its prepared inputs and the milliseconds that preparing took, or with None if the
-        # inference thread still has to prepare it. None instead of a job ends the thread.
+        # To infer: a job, and its prepared inputs with the milliseconds that preparing took, or None if the inference
+        # thread must prepare the job. None instead of such a pair ends the thread.
         self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, tuple[Prepared | Inputs, float] | None] | None]
         self._prepared = queue.SimpleQueue()
         self._working = order.order.parallelism.instances
         self._lock = threading.Lock()
         self._has_shortcut = False
         self.is_over = False  # the engine could not be opened
-        # The opened instances, for all threads but the one that opens; None if the engine cannot be opened.
+        # The opened instances, for all threads except the thread that opens; None if the engine cannot be opened.
         self._opened: queue.SimpleQueue[Pipeline | None] = queue.SimpleQueue()
         self._others = 0  # the number of these threads
         try:
-            # Started before the engine is opened: later there may be no memory for a thread's stack.
+            # The threads start before the engine is opened: later there may be no memory for their stacks.
             name, run = ("infer", self._infer_loop) if self._working == 1 else ("work", self._work_loop)
             for _ in range(max(1, self._working - 1)):
                 self._start(name, partial(self._run_opened, run))
@@ -295,7 +294,8 @@ class EngineThreads:
         found, following = (None, 0) if outcome.detections is None else bulk.put(outcome.detections.pack())
         try:
             said, after = (None, 0) if outcome.content is None else bulk.put(self._packed(outcome.content))
-            refs = self._place(outcome.outputs, reply, bulk)  # outputs exist only without a family: one picture
+            # Only a model without a family has raw outputs. Its jobs have one picture, so `reply` is used once.
+            refs = self._place(outcome.outputs, reply, bulk)
         except EdgedError as error:
             return _unanswered(error)
         about = (outcome.width, outcome.height, outcome.times)
@@ -323,7 +323,7 @@ class EngineThreads:
         bounds, position, refs = self._open.bounds, 0, []
         room = (bounds.output_mb << 20) * parts if bounds.output_mb else math.inf
         for name, array in outputs.items():
-            data = to_bytes(array) if array.nbytes <= room else b""  # nbytes of strings is only a lower bound
+            data = to_bytes(array) if array.nbytes <= room else b""  # nbytes of strings counts only pointers
             room -= max(array.nbytes, len(data))
             if room < 0:
                 raise TooLarge(
@@ -341,8 +341,8 @@ class EngineThreads:
 
 
 def _behind(model: Path, error: Exception) -> Exception:
-    """Return the disk fault that caused an error, or the error itself if the disk is not at fault. If a model's disk
-    fails, runtimes blame the model."""
+    """Return the disk fault that caused an error, or the error itself if the disk is not at fault. Runtimes report a
+    failing disk as an error of the model."""
     found = disk_fault_behind(model.parent, error)
     if found is None and isinstance(error, EdgedError):
         try:

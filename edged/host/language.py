@@ -1,7 +1,7 @@
 """The host of a language model: a process that opens one model and generates text for several requests at once.
 
-A separate thread reads the daemon's messages, so that a cancelled request gets no further token. The text of a token is
-sent at once if tokens take longer than a few milliseconds; the texts of faster tokens are sent together.
+A separate thread reads the daemon's messages, so that a cancelled request gets no further token. Texts of tokens that
+are generated within a few milliseconds are sent together; the texts of slower tokens are sent one by one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from edged.errors import EdgedError
 from edged.ipc import language_messages as m
 from edged.ipc import pipe_messages
 
-_GATHER_SECONDS = 0.002  # how long to wait, after a request, for further requests of the same batch
+_GATHER_SECONDS = 0.002  # after a request, the time to wait for further requests, which then join its batch
 _TOGETHER_SECONDS = 0.004  # texts of tokens that are generated within this time are sent together
 
 
 class StopFinder:
-    """Finds stop texts in the text of one request, which arrives in pieces. If the end of a piece may be the beginning
-    of a stop text, that end is held back until the next piece."""
+    """Finds stop texts in the answer to one request. The answer arrives in pieces. If the end of a piece may be the
+    beginning of a stop text, it is held back until the next piece arrives."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(filter(None, stops))
@@ -53,7 +53,7 @@ class StopFinder:
         return text[: len(text) - longest], False
 
     def rest(self) -> str:
-        """Return the text that is held back. Call this when the answer has ended without a stop text."""
+        """Return the text that is held back. Call this if the answer has ended without a stop text."""
         held, self._held = self._held, ""
         return held
 
@@ -128,7 +128,7 @@ class Generator:
                 prompt = self._model.begin(message.number, message.wanted)
             except EdgedError as error:
                 self._send(m.Failed(message.number, type(error).__name__, str(error)))
-            except Exception as error:  # one request must not end the others
+            except Exception as error:  # an error of one request must not end the others
                 text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self._send(m.Failed(message.number, "EngineUnusable", f"the runtime failed: {text}"))
             else:

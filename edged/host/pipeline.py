@@ -1,9 +1,10 @@
 """One opened engine with pre- and postprocessing: pictures in, detections or tensors out. Runs in the host, or
 in-process.
 
-There are two steps, so that two threads can overlap them. `prepare` decodes pictures, fits them into the input tensor,
-and copies the tensor to the device in advance if the session can. `infer` runs the engine and decodes the outputs. Only
-one thread calls `infer`. Each picture of a batch fails separately: a damaged picture does not affect the others.
+There are two steps, which two threads can do at the same time. `prepare` decodes pictures, fits them into the input
+tensor, and, if the session can, copies the tensor to the device in advance. `infer` runs the engine and decodes the
+outputs. Only one thread calls `infer`. Each picture of a batch fails separately: a damaged picture does not affect the
+others.
 
 Pictures that share their data are regions of one picture, which is decoded once. If a job has more pictures than the
 input tensor has rows, the engine runs again for the remaining pictures.
@@ -36,7 +37,7 @@ from edged.vision.image import Decoded, Image
 from edged.vision.placement import Placement, Roi
 from edged.vision.prepare import Preparer
 
-_BUFFERS = 3  # one being prepared, one being inferred, one waiting between the two
+_BUFFERS = 3  # one is being prepared, one waits for its inference, one is being inferred
 _UNWATCHED = Bounds(finite="ignore")
 _DECODERS = 4  # threads that decode the pictures of a batch: OpenCV releases the GIL while it decodes
 
@@ -85,7 +86,7 @@ class Prepared(msgspec.Struct, frozen=True):
     """Pictures fitted into the input tensor, or their errors, in order. `inputs` is None if every picture has an error.
     If the pipeline has n buffers, the tensor is valid until the n-th following call of `prepare`.
 
-    `rest`: the remaining decoded pictures, for further runs of the engine with at most `most` pictures in each.
+    `rest`: the remaining decoded pictures, for further runs of the engine with at most `most` pictures in each run.
     """
 
     inputs: Inputs | None
@@ -148,8 +149,8 @@ class Pipeline:
         return self._staging is not None
 
     def prepare(self, shots: Sequence[Shot], most: int = 0) -> Prepared:
-        """Decode all pictures, and fit the first ones into the rows of an input tensor, at most `most` pictures (0: all
-        rows). `Prepared.rest` has the remaining pictures. Raises InvalidInput if the model takes no pictures."""
+        """Decode all pictures. Fit the first `most` pictures (0: as many as there are rows) into the rows of an input
+        tensor. `Prepared.rest` has the remaining pictures. Raises InvalidInput if the model takes no pictures."""
         preparer = self._preparer
         if preparer is None:
             raise InvalidInput(f"this model takes no pictures ({self.recognition.picture}); send tensors instead")
@@ -192,19 +193,20 @@ class Pipeline:
 
     def infer(self, prepared: Prepared) -> list[Outcome | Exception]:
         """Run the engine on prepared pictures and decode its outputs; return one result per picture, in order. The
-        result of a picture that could not be prepared, or whose outputs are not finite, is an error.
+        result of a picture is an error if the picture could not be prepared, or if its outputs are not finite and the
+        model's settings refuse such outputs.
 
-        If the outputs cannot be decoded and the run has one picture, the result of the picture is that error. If the
-        run has several pictures, raise the error: probably the outputs do not have a row for each picture, so all
-        results are wrong."""
+        If the outputs of a run with one picture cannot be decoded, the result of the picture is that error. For a run
+        with several pictures, raise the error: probably the outputs lack a row for each picture, so all results are
+        wrong."""
         outcomes = self._infer_run(prepared)
         for start in range(0, len(prepared.rest), prepared.most):
             outcomes += self._infer_run(self._prepare_further(prepared.rest[start : start + prepared.most]))
         return outcomes
 
     def _prepare_further(self, shown: Sequence[_Shown]) -> Prepared:
-        """Fit decoded pictures into a tensor that only the inference thread uses. Do not stage them: staging could wait
-        for the inference that this thread must run."""
+        """Fit decoded pictures into a tensor that only the inference thread uses. Do not stage the tensor: staging
+        could wait for an inference that this thread must run."""
         assert self._preparer is not None
         if self._further is None:
             self._further = np.zeros_like(self._buffers[0])
@@ -241,8 +243,8 @@ class Pipeline:
         self._session.close()
 
     def _decode(self, preparer: Preparer, shots: Sequence[Shot]) -> list[tuple[Image | Decoded, float] | Exception]:
-        """Return for each shot its pixels and the milliseconds that decoding took, or its error. A picture that
-        consecutive shots share is decoded once: the first of these shots has the time, the others have 0."""
+        """Return for each shot its pixels and the milliseconds that decoding took, or its error. If consecutive shots
+        share a picture, it is decoded once. The first of these shots has the time, the others have 0."""
         pictures: list[list[Shot]] = []
         for shot in shots:
             if pictures and pictures[-1][0].data is shot.data:
@@ -277,8 +279,8 @@ class Pipeline:
     def _checked(
         self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float, bad: tuple[str, ...], rows: int
     ) -> Outcome | Exception:
-        """Return the outcome of one picture, or NotFinite if its row is not finite and the settings say to refuse.
-        `bad` names the outputs that are not finite in some row, not necessarily in the row of this picture."""
+        """Return the outcome of one picture, or NotFinite if its row is not finite and the settings refuse such
+        outputs. `bad` names the outputs that are not finite in some row, which need not be the row of this picture."""
         if not bad:
             return self._outcome(outputs, picture, infer_ms)
         own = self.finite.bad({name: outputs[name] for name in bad}, picture.row, rows)
@@ -298,7 +300,7 @@ class Pipeline:
         ended = (time.perf_counter() - started) * 1e3
         times = Times(picture.decode_ms, picture.prepare_ms, infer_ms, ended)
         width, height = picture.placement.width, picture.placement.height
-        raw = outputs if detections is None and content is None else {}  # of a model without a family
+        raw = outputs if detections is None and content is None else {}  # raw if the model has no family
         return Outcome(width, height, detections, content, raw, times)
 
     def _infer(self, inputs: Inputs, outputs: Sequence[str] | None) -> dict[str, Array]:
@@ -309,8 +311,8 @@ class Pipeline:
 
 
 def _decode(preparer: Preparer, shots: Sequence[Shot]) -> tuple[Image | Decoded, float] | Exception:
-    """Return the decoded pixels of the picture that all `shots` are regions of, and the milliseconds that decoding
-    took; or the error. Thread-safe: it only reads sizes from the preparer."""
+    """Decode the picture that contains the regions `shots`. Return its pixels and the milliseconds that decoding took,
+    or the error. Thread-safe, because it does not change the preparer."""
     started, shot = time.perf_counter(), shots[0]
     pixels: Image | Decoded
     try:
@@ -339,8 +341,8 @@ def _shared(
 def _input_buffers(
     signature: Signature, recognition: Recognition, staging: Staging | None, batch: int, buffers: int
 ) -> tuple[bool, list[Array]]:
-    """Return whether the batch is fixed, and the input tensors to alternate between; no tensors if the model takes no
-    pictures. With a fixed batch the engine gets all rows of a tensor, otherwise only the rows with pictures."""
+    """Return whether the batch is fixed, and `buffers` input tensors, which are used in turn; no tensors if the model
+    takes no pictures. With a fixed batch the engine gets all rows of a tensor, otherwise only rows with pictures."""
     if recognition.preprocess is None:
         return True, []
     spec = next(s for s in signature.inputs if s.name == recognition.input)

@@ -1,4 +1,4 @@
-"""Memory that the daemon and one engine host share: a picture or tensor is written once and read without a copy.
+"""Memory that the daemon shares with one engine host: a picture or tensor is written once and read without a copy.
 
 The memory is anonymous (memfd): no file can be left behind, and it is freed when the last process that maps it ends.
 Only the daemon allocates; the host only reads and writes the spans named in its jobs.
@@ -82,7 +82,7 @@ class Arena:
         return Span(self._free.take(size), size)
 
     def read(self, span: Span) -> memoryview:
-        """Return a writable view of a span; it is valid until the span is released."""
+        """Return a writable view of a span. The view is valid until the span is released."""
         return self._view[span.offset : span.offset + span.size]
 
     def release(self, span: Span) -> None:

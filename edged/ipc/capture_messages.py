@@ -16,8 +16,7 @@ LARGEST = 8 << 20
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """The first message to the process. `target`: the daemon's address. `folder`: where the process writes files of
-    events."""
+    """The first message to the process. `target`: the daemon's address. `folder`: for the files of events."""
 
     name: str
     camera: Camera

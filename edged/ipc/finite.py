@@ -1,4 +1,4 @@
-"""NaN and infinity in outputs: the host finds them; the daemon counts how often each output of a model had them."""
+"""NaN and infinity in outputs: the host finds them, and the daemon counts the answers with them for each output."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edged.tensors import Array, TensorSpec
 
 QUIET_SECONDS = 300.0  # a `Spell` is over after this long without NaN or infinity
 _FLOATS = ("FP16", "BF16", "FP32", "FP64")
-# 16-bit formats are checked as integers: an exponent of all ones is NaN or infinity. numpy has no bfloat16 and takes
-# twenty times as long for float16.
+# 16-bit formats are checked as integers: a number whose exponent is all ones is NaN or infinity. numpy has no bfloat16,
+# and takes twenty times as long for float16.
 _EXPONENTS = {"FP16": 0x7C00, "BF16": 0x7F80}
 
 
@@ -28,8 +28,7 @@ def is_finite(array: Array, datatype: str) -> bool:
 
 
 def watched(bounds: Bounds, outputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the outputs of a model that are checked: those with float datatypes, or none if the settings disable
-    the check."""
+    """Return the outputs of a model that are checked: those of float datatypes; none if the settings disable checks."""
     if bounds.finite == "ignore":
         return ()
     return tuple(spec for spec in outputs if spec.datatype in _FLOATS)
@@ -43,8 +42,8 @@ class FiniteCheck:
         self._model, self._refuses = bounds.model, bounds.finite == "refuse"
 
     def bad(self, outputs: Mapping[str, Array], row: int | None = None, rows: int = 1) -> tuple[str, ...]:
-        """Return the names of the outputs that contain NaN or infinity. With `row`, check only that row of an output
-        whose first dimension is `rows`; any other output is checked as a whole."""
+        """Return the names of the outputs that contain NaN or infinity. With `row`, check only this row of each output
+        that has `rows` rows. Other outputs are checked as a whole, and so are all outputs if `rows` is 1."""
         found = []
         for name, datatype in self._datatypes.items():
             array = outputs.get(name)
@@ -79,13 +78,12 @@ class Spell(msgspec.Struct, frozen=True):
 
 
 class Finiteness:
-    """Counts the answers of one model that contained NaN or infinity. `counts` maps an output to its number of such
-    answers."""
+    """Counts the answers of one model that contained NaN or infinity: `counts` has their number for each output."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._answers = 0
-        self._spells: dict[str, Spell] = {}  # here `answers` is the model's count before the spell began
+        self._spells: dict[str, Spell] = {}  # in these, `answers` is the model's count before the spell began
 
     def answered(self, bad: Iterable[str], now: float) -> None:
         """Count an answer; `bad` names its outputs that contain NaN or infinity."""

@@ -1,7 +1,7 @@
 """Messages between the daemon and an engine host, on one stream socket: the format, and the host's end.
 
-A frame is a header, the message (MessagePack) and the bulk bytes that follow it. Messages are small, because decoding
-one blocks the event loop. Bulk bytes are never decoded, and the loop does other work between two reads of them.
+A frame is a header, a message (MessagePack) and bulk bytes. Messages are small, because decoding a message blocks the
+event loop. Bulk bytes are never decoded, and the loop does other work between two reads of bulk bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edged.errors import TooLarge
 
 HEADER = struct.Struct("<IQ")  # the size of the message, and of the bulk bytes that follow it
 LARGEST_MESSAGE = 1 << 20  # bytes
-_INLINE = 64 << 10  # the most bulk bytes inside a message: an answer with a few objects then is one piece of memory
+_INLINE = 64 << 10  # the most bulk bytes inside a message, so that an answer with few objects is one piece of memory
 
 
 class Bulk:
@@ -46,7 +46,7 @@ class HostEnd:
         self._lock, self._encoder = threading.Lock(), msgspec.msgpack.Encoder()
 
     def receive(self) -> bytes | None:
-        """Return the next message, or None if the daemon has closed the connection."""
+        """Return the bytes of the next message, or None if the daemon has closed the connection."""
         header = self._reader.read(HEADER.size)
         if len(header) < HEADER.size:
             return None

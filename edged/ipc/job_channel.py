@@ -1,11 +1,11 @@
 """Messages from a child to the daemon: frames on one pipe, which nothing else may write to.
 
 A frame is one byte for its kind, four bytes of length (little-endian) and that many bytes of JSON. A child sends any
-number of `PROGRESS` frames, then one `ANSWER` or `FAILURE`. Each kind has a largest length; a larger frame is refused
-before memory is allocated, so that a child cannot fill the daemon's memory.
+number of `PROGRESS` frames, then one `ANSWER` or `FAILURE`. Each kind has a largest length. The daemon refuses a larger
+frame before it allocates memory, so that a child cannot fill the daemon's memory.
 
-Children send no heartbeat. A runtime may hold the GIL for half an hour while it compiles, so a heartbeat would stop in
-a healthy child. A heartbeat would also prove nothing about the thread that does the work. Instead the daemon observes
+Children send no heartbeat. A runtime may hold the GIL for half an hour while it compiles, so the heartbeat of a healthy
+child would stop. And a heartbeat would prove nothing about the thread that does the work. Instead the daemon observes
 the processor time that a child uses (`edged.engines.child_watch`)."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST_REASON = 4000  # characters of an error message: a runtime's message ma
 
 
 class InvalidMessage(ValueError):
-    """The pipe contains something that is not a frame; the message describes it in a few words."""
+    """The bytes in the pipe are not a valid frame; `str` describes them in a few words."""
 
 
 class Frame(NamedTuple):
@@ -40,7 +40,7 @@ class Frame(NamedTuple):
 
 
 def pack(kind: bytes, message: msgspec.Struct) -> bytes:
-    """Return a message as a frame. Raises BuildFailed if it is too large for its kind."""
+    """Return a message as a frame. Raises BuildFailed if the message is too large for its kind."""
     payload = msgspec.json.encode(message)
     if len(payload) > _LARGEST[kind]:
         raise BuildFailed(
@@ -65,8 +65,7 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that `data` completes. Raises InvalidMessage at the first byte that cannot be part of a
-        frame."""
+        """Yield the frames that `data` completes. Raises InvalidMessage if a byte cannot be part of a frame."""
         self._buffer += data
         while (size := self._size()) is not None and len(self._buffer) >= size:
             frame = Frame(bytes(self._buffer[:1]), bytes(self._buffer[_HEADER.size : size]))
@@ -104,7 +103,7 @@ class JobReporter:
     def __call__(self, progress: Progress) -> None:
         with self._lock:
             if self._ended:
-                return  # a thread of the runtime still reports after the end of the work
+                return  # a thread of the runtime may still report after the end of the work
             now = self._clock()
             if progress.phase == self._phase and now - self._sent < _INTERVAL:
                 self._waits = progress
@@ -141,8 +140,7 @@ class JobReporter:
 
 
 def _plain(progress: Progress) -> Progress:
-    """Return the progress with a fraction from 0 to 1, or None for NaN: a runtime may report NumPy floats, 1.0000001 or
-    NaN."""
+    """Return the progress with a float fraction from 0 to 1, or None for NaN. A runtime may report 1.0000001 or NaN."""
     if progress.fraction is None:
         return progress
     fraction = float(progress.fraction)

@@ -32,8 +32,8 @@ class Lower(msgspec.Struct, frozen=True, tag=True):
 
 
 class Lowered(msgspec.Struct, frozen=True):
-    """The answer to `Lower`. `by_definition`: the definitions of the operators show that the changed model is
-    equivalent."""
+    """The answer to `Lower`. `by_definition`: by the definitions of the operators, the new model is equivalent.
+    `details` has a line for each kind of change."""
 
     by_definition: bool
     details: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Prove(msgspec.Struct, frozen=True, tag=True):
     """Compare the answers of a repaired model with the answers of the original. Answered by `Proven`.
 
     The original runs in ONNX Runtime. With `evaluate` it runs in the reference implementation of the onnx package
-    instead. The reference implementation is slow, so inputs are compared only until about `seconds` have passed.
+    instead. Because that is slow, inputs are compared only until about `seconds` have passed.
     """
 
     original: Order
@@ -62,9 +62,9 @@ class Proven(msgspec.Struct, frozen=True):
 
 
 class FreeDims(msgspec.Struct, frozen=True, tag=True):
-    """Find the input shapes that a model accepts. If they differ from the declared ones, write to the file `out` a
-    model that declares the found shapes. `dims`: whether to correct the declared dimensions, such as the batch.
-    `sizes`: whether to also try pictures of other sizes. Answered by `Freed`."""
+    """Find the input shapes that a model accepts. If these differ from the declared shapes, write a model that declares
+    the found shapes to the file `out`. `dims`: whether to correct the declared dimensions, such as the batch. `sizes`:
+    whether to also try pictures of other sizes. Answered by `Freed`."""
 
     order: Order
     recognition: Recognition
@@ -74,8 +74,8 @@ class FreeDims(msgspec.Struct, frozen=True, tag=True):
 
 
 class Freed(msgspec.Struct, frozen=True):
-    """The answer to `FreeDims`. `before` and `after`: the shapes that the model declared, and declares now. `details`:
-    how the new shapes were found. `refused`: why a requested change was not made."""
+    """The answer to `FreeDims`. `before` and `after`: the input shapes that the original and the new model declare.
+    `details`: how the new shapes were found. `refused`: why pictures of other sizes are not accepted."""
 
     before: str = ""
     after: str = ""
@@ -105,7 +105,7 @@ class Simplified(msgspec.Struct, frozen=True):
 
 
 class RuntimeSupport(msgspec.Struct, frozen=True):
-    """What a version of a runtime supports: ONNX opsets from `oldest` to `newest`, and IR versions up to `newest_ir`. 0
+    """The ONNX opsets that a version of a runtime supports, from `oldest` to `newest`, and its newest IR version. 0
     means no limit."""
 
     version: str
@@ -115,13 +115,13 @@ class RuntimeSupport(msgspec.Struct, frozen=True):
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
-    """Inspect a model file. Answered by `edged.jobs.inspect.Inspection`."""
+    """Inspect a model file. Answered by `edged.models.inspection.Inspection`."""
 
     path: str
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag=True):
-    """Encode texts with the tokenizer in `files`. These are paths; `edged.jobs.tokenizer` lists the file names.
+    """Encode texts with a tokenizer. `files` are the paths of its files; `edged.jobs.tokenizer` lists the file names.
     Answered by `Tokenized`."""
 
     files: tuple[str, ...]
@@ -147,8 +147,7 @@ class Recognise(msgspec.Struct, frozen=True, tag=True):
 
 
 def loading(family: str) -> str:
-    """Return the name of the phase in which a child imports a family. If the family's code hangs or ends the child, the
-    phase shows which family it was."""
+    """Return the name of the phase in which a child imports a family. It shows which family hung or ended a child."""
     return f"loading {family}"
 
 
@@ -175,14 +174,15 @@ class Check(msgspec.Struct, frozen=True, tag=True):
     """Check whether a backend accepts a model without changes, up to and including stage `through`. Answered by
     `Checked`.
 
-    `batches`: also check whether the rows of a batch are independent. `support` is what some version of the runtime
-    supports, if known. `given` maps the digest of each of the user's samples to its path.
+    `batches`: also check whether the rows of a batch are independent. `support` is the known result for a version of
+    the runtime. It is ignored if the child loads another version. `given` maps the digest of each of the user's samples
+    to its path.
     """
 
     order: Order
     opsets: dict[str, int]
     ir_version: int
-    nodes: dict[str, str]  # the first node by operator
+    nodes: dict[str, str]  # maps each operator to the first node that uses it
     recognition: Recognition | None  # None if the model must not be run
     shape_range: ShapeRange = ShapeRange()
     support: RuntimeSupport | None = None
@@ -240,9 +240,9 @@ class Build(msgspec.Struct, frozen=True, tag=True):
     `expects` is the version of the runtime in the engine's key; the job fails if another version is loaded.
 
     The other fields are for int8. The engine is calibrated on the user's `samples` (paths) and on the frames in
-    `collected` that are for calibration. If the answers of the int8 model are outside of `tolerance`, layers are
-    changed back to float32. This repair takes at most `repair_s` seconds, and ends at the latest `repairs_until_s`
-    seconds after the start of the job. If `tolerance` is None, answers are not compared.
+    `collected` that are for calibration. If the answers of the int8 model exceed `tolerance`, layers are changed back
+    to float32. This repair takes at most `repair_s` seconds, and ends at the latest `repairs_until_s` seconds after the
+    start of the conversion. If `tolerance` is None, answers are not compared.
     """
 
     order: Order
@@ -263,14 +263,14 @@ class Verify(msgspec.Struct, frozen=True, tag=True):
     golden: str
     reference: Order
     tolerance: Tolerance
-    recognition: Recognition  # how boxes are read from the outputs to compare them
+    recognition: Recognition  # how to decode boxes, which are compared, from the outputs
     expects: str = ""
     arithmetic: str = "fp32"  # the lowest precision that the model or the engine computes in
 
 
 class Time(Verify, frozen=True, tag=True):
-    """Time a verified engine and the reference, alternately, on one golden input; `with_instances`: also with several
-    instances at the same time. Answered by `Timed`."""
+    """Time a verified engine and the reference, alternately, on one golden input. `with_instances`: also time several
+    instances of the engine at the same time. Answered by `Timed`."""
 
     with_instances: bool = True
 
@@ -298,8 +298,7 @@ class FrameToDraw(msgspec.Struct, frozen=True):
 
 
 class DrawFrames(msgspec.Struct, frozen=True, tag=True):
-    """Draw detections on frames of cameras as small pictures, of at most `most_bytes` together. Answered by
-    `DrawnFrames`."""
+    """Draw detections on frames of cameras, in JPEGs of at most `most_bytes` together. Answered by `DrawnFrames`."""
 
     frames: tuple[FrameToDraw, ...]
     most_bytes: int
@@ -401,7 +400,7 @@ class ExportLayers(msgspec.Struct, frozen=True, tag=True):
 
 
 class TryProvider(msgspec.Struct, frozen=True, tag=True):
-    """Run a small model with one of ONNX Runtime's execution providers. Answered by `Done`."""
+    """Run a model of one node with one of ONNX Runtime's execution providers. Answered by `Done`."""
 
     provider: str
 
@@ -420,13 +419,13 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The answer to `Check`. `support` is what the runtime supports. `finding` is why the runtime refuses the model;
-    None if it accepts the model. `warnings` are about the model."""
+    """The answer to `Check`. `support` has the versions that the runtime supports. `finding` says why the runtime
+    refuses the model; None if it accepts the model. `warnings` are about the model."""
 
     support: RuntimeSupport
     finding: Finding | None = None
     warnings: tuple[Finding, ...] = ()
-    tries: int = 1  # how many tries in a row had this result
+    tries: int = 1  # how many times in a row the model was tried
     seconds: float = 0.0  # from opening the model to its first answer; 0 without an answer
     batch_gain: float = 0.0  # see `jobs.batch_check.batch_gain`; 0 if it was not requested
 
@@ -473,8 +472,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class MadeGolden(msgspec.Struct, frozen=True):
-    """The answer to `MakeGolden`. `skipped` has a line with the reason for each of the user's pictures that was left
-    out."""
+    """The answer to `MakeGolden`. `skipped` has a line with the reason for each user's picture that was left out."""
 
     skipped: tuple[str, ...] = ()
 

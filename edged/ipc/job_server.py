@@ -13,9 +13,9 @@ import msgspec
 class Fork(msgspec.Struct, frozen=True, tag=True):
     """Start a child. Three descriptors come with this message: a file, and the child's standard output and error.
 
-    The file holds an `Order` as `size` bytes of JSON, and after it the job. The child reads the job as its standard
-    input. The order is in a file because its size has no limit. `despite_changes`: start the child even if libraries
-    have changed since the server imported them.
+    The file contains an `Order` as `size` bytes of JSON, and then the job. The child's standard input is the part of
+    the file with the job. The order is in a file because its size has no limit. `despite_changes`: start the child even
+    if libraries have changed since the server imported them.
     """
 
     size: int
@@ -23,9 +23,9 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """How to start a child. `arguments` are the arguments of `edged.jobs.main.run` without the first, which the server
-    adds. If `command` is not empty, the child runs the program `command[0]` instead of `run`. The program gets the rest
-    of `command`, and then the arguments of `run`."""
+    """How to start a child. `arguments` are the arguments of `edged.jobs.main.run` except the first, the server's pid,
+    which the server adds. If `command` is not empty, the child runs the program `command[0]` instead of `run`. The
+    program gets the rest of `command`, and then the arguments of `run`."""
 
     arguments: tuple[str, ...]
     command: tuple[str, ...] = ()

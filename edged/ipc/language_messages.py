@@ -7,9 +7,9 @@ import msgspec
 from edged.backends.language.contract import Generation, Opening, Reason
 
 LARGEST = 256 << 20
-"""The largest message to a host, in bytes: pictures are in it. The daemon limits requests much lower."""
+"""The largest message to a host, in bytes. It may contain pictures. The daemon limits requests to much less."""
 LARGEST_ANSWER = 4 << 20
-"""The largest message from a host: the text of some tokens."""
+"""The largest message from a host, in bytes: the text of some tokens."""
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
@@ -56,9 +56,9 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Text(msgspec.Struct, frozen=True, tag=True):
-    """New text of a request, and the number of tokens of that text. `reason`: why the request has ended; empty if it
-    continues. `prompt_tokens`: the number of tokens of the prompt. `cached_tokens`: how many of the prompt's tokens
-    were already computed for an earlier request."""
+    """A further part of the answer to a request, and its number of tokens. `reason`: why the request has ended; empty
+    if it continues. `prompt_tokens`: the number of tokens of the prompt. `cached_tokens`: how many of the prompt's
+    tokens were already computed for an earlier request."""
 
     number: int
     text: str

@@ -36,7 +36,7 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One tensor. Its bytes are in the arena at `span`. If they did not fit there, they are in `data`, or are the next
+    """One tensor. Its bytes are in the arena at `span`. If `span` is None, they are in `data`, or are the next
     `following` bytes after the message. Elements of BYTES have a length prefix."""
 
     name: str
@@ -48,8 +48,8 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Times(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Milliseconds that each step took in the host. For all requests or pictures of one batch, `infer_ms` is the time
-    of the whole batch."""
+    """Milliseconds that each step took in the host. `infer_ms` is the time of the whole batch, for each of its requests
+    or pictures."""
 
     decode_ms: float = 0.0
     prepare_ms: float = 0.0
@@ -62,9 +62,9 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     A decoded result is `detections`, packed by `edged.vision.detections`, or `content`, such as a class map or a text,
     packed by `edged.vision.content`. A model without a family has `outputs` instead. `error` and `message` are the
-    class and message of an error. `not_finite` names outputs that contain NaN or infinity. `following` is the size of
-    the detections or the content in bytes if they follow the message; `detections` or `content` is then empty, not
-    None.
+    class and message of an error. `not_finite` names outputs that contain NaN or infinity. If the detections or the
+    content follow the message, `following` is their size in bytes, and the field `detections` or `content` is empty,
+    not None.
     """
 
     width: int = 0
@@ -83,8 +83,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """Open an engine. `batch` is the largest number of pictures that will be sent together. `bounds` are the limits of
-    a request."""
+    """Open an engine. At most `batch` pictures will be sent together. `bounds` has the limits of a request."""
 
     session: int
     order: Order
@@ -136,13 +135,12 @@ ToHost = Open | Close | Infer | Detect | Stop | Ping
 
 # -- from the host --------------------------------------------------------------------------------------------------
 #
-# A hostile model may have taken the host over, so no message may take long to decode: unknown fields, repeated fields,
-# and lists longer than a request can cause are not accepted.
+# A hostile model may control the host, so no message may take long to decode. The daemon does not accept unknown
+# fields, repeated fields, and lists that are longer than a request can cause.
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """The host's first message: the host has imported its backend. `version` is the version of the backend's
-    runtime."""
+    """The host's first message: its backend is imported. `version` is the version of the backend's runtime."""
 
     version: str
 
@@ -154,7 +152,7 @@ class Unfit(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unkno
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """The session is open. `nodes`: where its nodes run, as far as the runtime reports it."""
+    """The session is open. `nodes` is the placement of its nodes, as far as the runtime reports it."""
 
     session: int
     nodes: Annotated[dict[str, Annotated[dict[str, int], _FEW]], _FEW] = {}

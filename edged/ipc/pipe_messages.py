@@ -20,8 +20,7 @@ def pack(message: msgspec.Struct) -> bytes:
 
 
 def read(pipe: BinaryIO, largest: int) -> bytes | None:
-    """Return the bytes of the next message; None if the other end is closed. Raises ValueError if the message is too
-    large."""
+    """Return the bytes of the next message; None at the end. Raises ValueError if the message is too large."""
     header = pipe.read(HEADER.size)
     if len(header) < HEADER.size:
         return None

@@ -22,12 +22,12 @@ Message = TypeVar("Message")
 
 
 class ProtocolError(Exception):
-    """The process violated the protocol; the message describes what it sent."""
+    """The process violated the protocol; `str` describes the message that it sent."""
 
 
 class PipedProcess(Generic[Message]):
-    """A running child. `started` is its start time in monotonic seconds. `ended` is the reason why the daemon ended it;
-    empty if the daemon did not."""
+    """A running child. `started` is its start time in monotonic seconds. `ended` is the reason why the daemon ended the
+    child; empty if the child ended without the daemon."""
 
     def __init__(
         self, started: Process, printed: Pipe, decoder: msgspec.msgpack.Decoder[Message], largest: int
@@ -83,7 +83,7 @@ class PipedProcess(Generic[Message]):
             yield message
 
     def end(self, why: str = "") -> None:
-        """Kill the process if it runs; the first `why` is kept as the reason."""
+        """Kill the process if it runs. `ended` becomes the first `why` of all calls."""
         self.ended = self.ended or why
         self._signal(signal.SIGKILL)
 
@@ -100,7 +100,7 @@ class PipedProcess(Generic[Message]):
         return status
 
     def _signal(self, number: signal.Signals) -> None:
-        # By pid: the process object would reap a process that has just died, and lose its exit status.
+        # Not with the process object, which would reap a process that has just died, and lose its exit status.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)

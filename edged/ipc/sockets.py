@@ -20,8 +20,7 @@ Receive = Callable[[bytes, memoryview], None]
 
 
 class HostSocket:
-    """A socket pair to one host; create it in the event loop. `child` is the host's end; `started` closes the daemon's
-    copy of it."""
+    """A socket pair to one host; create it in the event loop. `child` is the host's end."""
 
     def __init__(self, receive: Receive, most_bulk: Callable[[], int], gone: Callable[[str], None]) -> None:
         """Raises OSError if the box has no free file descriptor.
@@ -43,7 +42,7 @@ class HostSocket:
         self._loop.add_reader(self._socket, self.drain)
 
     def started(self) -> None:
-        """Close the daemon's copy of the host's end: the host has its own, or did not start."""
+        """Close the daemon's copy of `child`: the host has its own copy, or did not start."""
         self.child.close()
 
     def send(self, data: bytes) -> bool:
@@ -80,7 +79,7 @@ class HostSocket:
 
     def drain(self) -> None:
         """Read and pass on the bytes that have arrived, with a limit on the number of reads."""
-        if self._is_draining:  # called while a message is being handled
+        if self._is_draining:  # `receive` has called this method
             return
         self._is_draining = True
         try:
@@ -111,8 +110,8 @@ class HostSocket:
         return count == len(place)
 
     def _take_small(self) -> None:
-        """Pass on the complete frames in the buffer. If a frame is larger than the buffer, move its bytes to a buffer
-        of its own, which receives the rest."""
+        """Pass on the complete frames in the buffer. If a frame is larger than the buffer, move its bytes to a separate
+        buffer, which receives the rest."""
         begin = 0
         while self._is_open and self._filled - begin >= HEADER.size:
             size, bulk = HEADER.unpack_from(self._small, begin)
@@ -139,7 +138,7 @@ class HostSocket:
         here = self._filled - begin
         self._large = memoryview(
             mmap.mmap(-1, size)
-        )  # its pages are allocated when they are filled, those of a bytearray at once
+        )  # its pages are allocated when they are filled; a bytearray would allocate all at once
         self._large[:here] = self._small[begin : self._filled]
         self._message_size, self._filled = message_size, here
 

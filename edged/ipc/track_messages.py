@@ -14,8 +14,9 @@ LARGEST = 16 << 20
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The detections of a camera's frame, packed by `Detections.pack`. `captured`: seconds on the camera's clock.
-    `after`: the camera's highest track id so far; a restarted tracker assigns only higher ids."""
+    """Request the track ids of a frame's detections. `found`: the detections, packed by `Detections.pack`. `captured`:
+    seconds on the camera's clock. `after`: the camera's highest track id so far; a new tracker assigns only higher
+    ids."""
 
     number: int
     camera: int

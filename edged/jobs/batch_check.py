@@ -1,4 +1,4 @@
-"""Checks whether the rows of a model are independent, so that requests can be batched, and how much batching gains."""
+"""Checks whether a model's rows are independent, so that requests can be batched, and how much faster a batch is."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from edged.errors import EngineUnusable, InvalidInput
 from edged.tensors import Array
 
 _ROWS = 4
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # of each value, of the largest value: a batch is summed in another order
-_SECONDS = 1.0  # an inference that takes longer is not repeated
+# Tolerances, because sums of a batch have another order: a share of each value, and a share of the largest value.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5
+_SECONDS = 1.0  # if the four single requests take longer, the measurement is not repeated
 _RUNS = 5
 
 Tensors = Mapping[str, Array]
@@ -46,8 +47,8 @@ def batch_gain(session: Session, inputs: Tensors) -> float:
 
 
 def _row(inputs: Tensors, number: int) -> dict[str, Array]:
-    """Return the first row for number 0. For other numbers, return a row whose values are picked at random from the
-    values of the first row. So the rows of a batch differ, and the model accepts all their values."""
+    """Return a row of inputs: for number 0 the first row, otherwise a row of random values from the first row. So the
+    rows of a batch differ, and the model accepts all their values."""
     found, random = {}, np.random.default_rng(number)
     for name, array in inputs.items():
         row = array[:1]
@@ -57,7 +58,7 @@ def _row(inputs: Tensors, number: int) -> dict[str, Array]:
 
 def _is_same(singles: Iterable[Tensors], together: Tensors) -> bool:
     """Whether row i of each output of a batch equals the output of the i-th single row. False if all rows have the same
-    answer, because that proves nothing."""
+    answer, because equal answers prove nothing."""
     singles = [{name: np.array(array) for name, array in single.items()} for single in singles]
     for name, batch in together.items():
         expected = [single[name] for single in singles]

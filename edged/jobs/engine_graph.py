@@ -12,9 +12,10 @@ from edged.jobs.onnx_walk import bodies
 
 _Graph: TypeAlias = Any  # onnx.GraphProto; the package has no types
 _Node: TypeAlias = Any  # onnx.NodeProto
-# The only operators that compute a number on the host from a device's tensor without reading its values.
+# Operators that need only the shape of a tensor on the device, and write their result to host memory.
 _SHAPES = frozenset({"Shape", "Size"})
-# The operators that take nearly all of a network's time, also in fused or quantised form: FusedConv, QLinearMatMul, ...
+# Operators that take nearly all of a network's time. Fused and quantised forms contain the names: FusedConv,
+# QLinearMatMul.
 _LAYERS = ("Conv", "Gemm", "MatMul")
 # The precision of a layer by the element type (onnx.TensorProto.DataType) of its inputs; the first match decides.
 _PRECISIONS = {2: "int8", 3: "int8", 10: "fp16", 16: "bf16", 1: "fp32", 11: "fp64"}
@@ -26,8 +27,8 @@ def read(path: Path) -> EngineGraph:
 
 
 def write_named(source: Path, out: Path) -> EngineGraph:
-    """Write the model as `out` with a unique name for every node and no initializer among the inputs. External weights
-    are written into one file next to it.
+    """Write the model as `out` with a unique name for every node and no initializer among the inputs. Weights of a
+    large model, or of a model with external weights, are written into one file next to `out`.
 
     Unique names are needed because ONNX Runtime reports the device of a node by the node's name. Exporters may leave
     nodes without a name, or repeat names. Raises EngineUnusable or Unsuitable if the model cannot be read.
@@ -43,9 +44,9 @@ def with_inputs(source: Path, inputs: Set[str]) -> bytes:
     """Return the serialised model with only these inputs. External weights stay in their files. Raises EngineUnusable
     if the model cannot be read.
 
-    The IR version is raised to a version in which initializers need not be inputs of the graph. In older versions, each
-    initializer is also an input. When ONNX Runtime merges equal initializers, it keeps the inputs of the initializers
-    that it removes. The saved graph would then need values for these inputs.
+    The IR version becomes at least 4, the first in which initializers need not be inputs of the graph. In older
+    versions, each initializer is also an input. When ONNX Runtime merges equal initializers, it keeps the inputs of the
+    initializers that it removes. The saved graph would then need values for these inputs.
     """
     proto = read_proto(source)
     keep_inputs(proto, inputs)
@@ -60,13 +61,12 @@ class EngineGraph:
         self._model = model
 
     def nodes(self) -> Sequence[tuple[str, str]]:
-        # A runtime does not run constants: its session has them as weights.
+        # ONNX Runtime does not run constants: its session has them as weights.
         return [(node.name, node.op_type) for node in _nodes(self._model.graph) if node.op_type != "Constant"]
 
     def layers(self, precision: str) -> tuple[dict[str, int], tuple[str, ...]]:
-        """Return the number of layers for each precision, and notes (see the contract). A layer counts for the
-        precision that the runtime chose. Without an int8 kernel, a runtime computes a quantised layer in floating
-        point."""
+        """Return the number of layers for each precision, and notes (see the contract). The type of a layer's inputs in
+        this graph decides. In an optimised graph, a quantised layer without an int8 kernel has float inputs."""
         counts: Counter[str] = Counter()
         for node in _nodes(self._model.graph):
             if any(kind in node.op_type for kind in _LAYERS):

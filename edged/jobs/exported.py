@@ -28,8 +28,8 @@ _SAMPLED = 4096  # elements, as in `edged.export.frameworks.torch_model`
 
 def finish(job: jobs.FinishExport) -> jobs.FinishedExport:
     """Write an exported model again, as one file if the model is not too large, with the job's metadata. Return for
-    each operator the file and line of the code that it comes from. Raises EngineUnusable if the model or its external
-    data cannot be read."""
+    each operator the file and line of the code that its first node with a trace comes from. Raises EngineUnusable if
+    the model or its external data cannot be read."""
     source = Path(job.path)
     try:
         size = sum(file.stat().st_size for file in source.parent.glob(f"{source.name}*"))
@@ -54,8 +54,8 @@ def finish(job: jobs.FinishExport) -> jobs.FinishedExport:
 
 
 def layers(job: jobs.ExportLayers) -> jobs.Done:
-    """Run a model on `job.inputs` and write a sample of each module's output to `job.out`. Raises EngineUnusable if the
-    model cannot be run."""
+    """Run a model on `job.inputs` and write a sample of each module's output to `job.out`. Write the names of modules,
+    with the shapes of outputs, to a file with the suffix `.names`. Raises EngineUnusable if the model cannot be run."""
     model = Model.read(Path(job.path))
     last: dict[str, str] = {}
     for node in model.graph.node:

@@ -24,7 +24,7 @@ from edged.models.inspection import ExternalFile
 
 _SHA_1 = re.compile(r"[0-9a-f]{40}")
 _CHUNK = 1 << 20
-_LARGEST = 1 << 62  # with a larger offset or length, their sum overflows the 64 bits that runtimes use
+_LARGEST = 1 << 62  # the sum of a larger offset and a length could overflow the 64 bits that runtimes use
 
 
 class _Reference(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class _Reference(msgspec.Struct, frozen=True):
 
 
 def files(tensors: Iterable[onnx.TensorProto], folder: Path) -> tuple[tuple[ExternalFile, ...], Finding | None]:
-    """Return every external file that tensors name, each with its problem (if any), and the first finding."""
+    """Return the external files that the tensors refer to, each with its problem (if any), and the first finding."""
     first: Finding | None = None
     needed: dict[str, _Reference] = {}
     damaged: dict[str, Finding] = {}
@@ -52,7 +52,7 @@ def files(tensors: Iterable[onnx.TensorProto], folder: Path) -> tuple[tuple[Exte
             needed[reference.location] = reference
     found = []
     for location, reference in sorted(needed.items()):
-        # A finding about the file comes before one about the reference. A reference may name no file.
+        # A finding about the file precedes a finding about a reference. A reference may name no file.
         size, finding = _look(folder, reference) if location else (0, None)
         finding = finding or damaged.get(location)
         first = first or finding
@@ -66,7 +66,7 @@ def altered(
     """Compare external files with the checksums in the model. Return the files with their problems, and the first
     finding.
 
-    `found` are the files, which must exist and must not be truncated. Only files with a checksum are read. A file that
+    `found` are the files, as `files` returned them without a finding. Only files with a checksum are read. A file that
     cannot be read is returned unchanged."""
     checksums: dict[str, dict[str, str]] = {}  # by file: tensor names by checksum
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""Loads model families from other packages, and recognises which family a model belongs to.
+"""Loads model families from other packages, and recognises the family of a model.
 
 A family prepares the inputs and decodes the outputs of its models. Runs in a child, because the code of a family may
 hang or crash.
@@ -19,8 +19,8 @@ Report: TypeAlias = Callable[[jobs.Progress], None]
 
 
 def recognise(job: jobs.Recognise, report: Report) -> jobs.Recognised:
-    """Find the family of a model. If the setting `family` names a family and this family fails, raise its error.
-    Without the setting, report the error of a family that fails and ignore it, because another family may be right."""
+    """Find the family of a model. If the setting `family` is set and a family fails, raise the error of this family.
+    Without the setting, return the errors of failed families in `problems`, because another family may be right."""
     is_set = "family" in job.settings
     usable, problems = list[ThirdParty](), list[str]()
     for _, found in _loaded(job.families, report):

@@ -2,7 +2,7 @@
 
 These checks come before a runtime opens the model, because some runtimes crash on an invalid graph, and some never end.
 The errors of runtimes do not say whether the exporter or the runtime is at fault. `edged.jobs.inspect` checks types and
-shapes of inputs and outputs. `graph.input` may list weights too, which is no error.
+shapes of inputs and outputs. Initialisers among `graph.input` are no error.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _model(walk: onnx_walk.Walk) -> Iterator[Finding]:
 
 
 def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[Finding]:
-    """Yield a finding for each domain that is declared with several versions, because runtimes silently use one of
-    them. Equal entries are allowed, because onnx.compose writes them."""
+    """Yield a finding for each domain with several declared versions, because runtimes silently use one of these. Equal
+    entries are allowed, because onnx.compose writes them."""
     named = {(onnx_walk.domain(entry.domain), entry.version) for entry in imports}
     for domain in _twice([domain for domain, _ in sorted(named)]):
         versions = " and ".join(str(version) for own, version in sorted(named) if own == domain)
@@ -175,8 +175,8 @@ def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[
 
 
 def _ring(needs: Sequence[_Indices], missing: Sequence[int]) -> list[int]:
-    """Return the indices of the nodes of one cycle, each after a node that it depends on. `missing`: the number of
-    unmet dependencies of each node. A path along unmet dependencies always leads into a cycle."""
+    """Return the indices of the nodes of one cycle, each after a node that it depends on. `missing`: for each node, the
+    number of its dependencies that are not sorted. A path along such dependencies always leads into a cycle."""
     at = next(index for index, count in enumerate(missing) if count)
     place: dict[int, int] = {}
     way: list[int] = []

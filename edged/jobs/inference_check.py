@@ -1,7 +1,7 @@
 """Finds errors in operators, types and shapes with the onnx package, and infers shapes.
 
 A finding is only a suspicion. The package and the runtime may have different versions of an operator, and models with
-wrong declared shapes are still served. If the runtime refuses the model too, this finding is reported, because it is
+wrong declared shapes are still served. If the runtime refuses the model too, edged reports this finding, because it is
 more precise than the runtime's error. Otherwise the finding is a warning. The package's C++ code may crash or never
 end, so the check runs in a child.
 """
@@ -21,9 +21,9 @@ from edged.jobs.onnx_walk import Walk, called, label, text
 from edged.models.finding import Category, Finding, Stage
 
 _MOST = 1024  # the highest plausible version
-_KEPT = 4096  # the most bytes of a tensor from which shapes may be inferred; larger ones are weights
+_KEPT = 4096  # the most bytes of a tensor from which shapes may be inferred; larger tensors are weights
 # Messages to ignore: about values that are external or that `take_weights_out` removed, about operators for which the
-# package has no rule, and about what the runtimes check.
+# package has no rule, and about properties that the runtimes check.
 _NOT_SAID = re.compile(
     r"external|Data size mismatch|Cannot parse data|sparse_tensor|No Op registered|TensorProto \(tensor name",
     re.IGNORECASE,
@@ -47,10 +47,10 @@ def infer(walk: Walk) -> tuple[onnx.ModelProto, Finding | None]:
     fails. The second value is None if the package finds nothing, or cannot check the model."""
     versions = [walk.proto.ir_version, *(entry.version for entry in walk.proto.opset_import)]
     finding = None
-    if all(0 <= version <= _MOST for version in versions):  # the package uses 32 bits; the runtimes check versions too
+    if all(0 <= version <= _MOST for version in versions):  # the package uses 32 bits; the runtimes check versions, too
         finding = next(_nodes(walk), None)
         if finding is None:
-            try:  # if this raises no error, the call below would return the same
+            try:  # without an error, the call below would return the same
                 return _inferred(walk.proto, is_strict=True), None
             except Exception as error:  # the errors have no common class
                 finding = _parsed(" ".join(str(error).split()), walk)
@@ -74,7 +74,7 @@ def _nodes(walk: Walk) -> Iterator[Finding]:
     local = {(function.domain, function.name) for function in proto.functions}
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     opset = opsets.get("", opsets.get("ai.onnx", 0))
-    # Both names of the default domain are set, because the file and a node may use different ones.
+    # Both names of the default domain are set, because the file and a node may use different names.
     context.opset_imports = {**opsets, **dict.fromkeys(onnx_walk.ONNX_DOMAINS, opset)}
     is_looked_at: dict[tuple[str, str], bool] = {}
     for graph in walk.graphs:

@@ -40,12 +40,12 @@ _DATATYPES = {
     onnx.TensorProto.BFLOAT16: "BF16",
 }
 _FIRST_OPTIONAL = 4  # IR version
-_MOST_ELEMENTS = 16  # the most elements of an input with a default; a larger one is a weight that is also listed
+_MOST_ELEMENTS = 16  # the most elements of an input with a default; larger initialisers among the inputs are weights
 _NO_DEFAULTS = ("BYTES", "BF16")  # inputs of these types get no default: sessions convert them by the signature
 _ZIPMAP = "export it with options={'zipmap': False}: skl2onnx.to_onnx(model, x, options={'zipmap': False})"
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
-# An input or output, and the finding if it cannot be served.
+# An input or output, and the finding (None if the tensor can be served).
 _Value: TypeAlias = tuple[TensorSpec, Finding | None]
 Report: TypeAlias = Callable[[Stage], None]
 
@@ -122,8 +122,7 @@ def external_files(path: Path) -> tuple[ExternalFile, ...]:
 def _digest(
     path: Path, external: tuple[ExternalFile, ...], graph_digest: str, missing: Finding | None
 ) -> tuple[str, Finding | None]:
-    """Return the model's digest and None. If external data is missing or incomplete, return an empty text and a
-    finding."""
+    """Return the model's digest and None; an empty text and a finding if external data is missing or incomplete."""
     if missing is not None:
         return "", missing
     try:
@@ -133,7 +132,7 @@ def _digest(
 
 
 def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Value], list[_Value]]:
-    """Return inputs and outputs. An output without a type or shape gets the inferred type and shape."""
+    """Return inputs and outputs with their findings. An output without a type or shape gets the inferred ones."""
     # Before IR version 4 every initialiser was listed as an input as well.
     initialisers = {tensor.name for tensor in graph.initializer}
     worked_out = {value.name: value for value in inferred.output}
@@ -144,10 +143,10 @@ def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Va
 
 
 def _optional(proto: onnx.ModelProto) -> tuple[TensorSpec, ...]:
-    """Return the inputs with a default, such as thresholds, scales and flags. They are small initializers that are also
-    inputs. Large initializers are weights, which some exporters also list as inputs. Before IR version 4, files had to
-    list every initializer as an input, so the list does not show which inputs have a default. For such files, return
-    no inputs."""
+    """Return the inputs with a default, such as thresholds, scales and flags. These are small initialisers that are
+    also inputs. Large initialisers are weights, which some exporters also list as inputs. Before IR version 4, files
+    had to list every initialiser as an input, so the list does not show which inputs have a default. For such files,
+    return no inputs."""
     if proto.ir_version < _FIRST_OPTIONAL:
         return ()
     small = {tensor.name for tensor in proto.graph.initializer if element_count(tensor) <= _MOST_ELEMENTS}
@@ -177,8 +176,7 @@ def _value(value: onnx.ValueInfoProto, remedy: str = "") -> _Value:
 
 
 def _datatype(name: str, element: int) -> tuple[str, Finding | None]:
-    """Return the protocol's datatype and None. If the protocol lacks the type, return ONNX's name of the type and a
-    finding."""
+    """Return the protocol's datatype and None; ONNX's name of the type and a finding if the protocol lacks the type."""
     datatype = _DATATYPES.get(element)  # type: ignore[call-overload]  # the stub wants the enum, the file holds an int
     if datatype is not None:
         return datatype, None

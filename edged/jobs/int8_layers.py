@@ -6,9 +6,9 @@ have a separate symmetric pair, with one scale for each channel. A bias has no p
 scale and a zero point of zero. The last layers stay float32, because their outputs become coordinates and scores.
 Depthwise convolutions stay float32 too, because their channels differ in range but share one scale.
 
-The second recipe is for OpenVINO, which has more kernels. Its inputs are asymmetric, so values that are rarely
-negative, as after an activation, get twice as many levels. Depthwise convolutions are quantised too, with a separate
-pair that has a scale for each channel.
+The second recipe is for OpenVINO, which has more kernels. Here the inputs of layers are asymmetric, so values that are
+rarely negative, as after an activation, get twice as many levels. Depthwise convolutions are quantised too: their
+inputs have a separate pair with a scale for each channel.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 _FORMS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # operators that every runtime has in int8
 _UNSIGNED = 255.0
 _CHANNEL_AXIS = 1  # of the input of a convolution
-# OpenVINO 2026.4 fuses these nodes into a matrix product before them. If the product has no bias and the result is
-# quantised again, its kernel for int8 results answers wrongly, for some batch sizes and numbers of threads.
+# OpenVINO 2026.4 fuses these nodes into a matrix product that precedes them. If the product has no bias and the result
+# is quantised again, the kernel for int8 results is wrong, for some batch sizes and numbers of threads.
 _FUSED = frozenset(
     ("Clip", "Div", "Flatten", "Identity", "LeakyRelu", "Mul", "PRelu", "Relu", "Reshape", "Squeeze", "Transpose")
 ) | {"Unsqueeze"}
@@ -45,8 +45,8 @@ class Value(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A node to quantise. `kind` is its operator, `value` its input, `weights` the name of its weights. Each index on
-    the axis `axis` of the weights has a separate scale."""
+    """A node to quantise. `node` is its name, `kind` its operator, `value` its input, `weights` the name of its
+    weights. Each index on the axis `axis` of the weights has a separate scale."""
 
     node: str
     kind: str
@@ -63,7 +63,7 @@ class Scale(NamedTuple):
 
 
 Scales: TypeAlias = Mapping[Value, Scale]
-Corrections: TypeAlias = Mapping[str, Floats]  # what to add to the bias of a layer, by the layer's name
+Corrections: TypeAlias = Mapping[str, Floats]  # values to add to the bias of a layer, by the layer's name
 
 
 NONE: Corrections = {}
@@ -71,7 +71,7 @@ NONE: Corrections = {}
 
 class Shadow(NamedTuple):
     """Names of the outputs that `add_shadows` adds for one layer. `size`: the sum of the squares of the layer's output.
-    `lost`: the sum of the squares of the difference that quantising makes. `mean`: the mean of this difference in each
+    `lost`: the sum of the squares of the change that quantising makes. `mean`: the mean of (exact - quantised) in each
     channel; empty for a layer that can have no bias."""
 
     size: str
@@ -80,10 +80,10 @@ class Shadow(NamedTuple):
 
 
 def choose(model: Model, *, depthwise: bool) -> tuple[list[Layer], tuple[str, ...]]:
-    """Return the layers to quantise, and why the other layers are not quantised. `depthwise`: whether to quantise
-    depthwise convolutions too."""
+    """Return the layers to quantise, and the reasons why other layers are not quantised. `depthwise`: whether to
+    quantise depthwise convolutions too."""
     layers, chosen, kept = Layers(model), list[Layer](), list[tuple[str, str]]()
-    quantised: set[str] = set()  # inputs of chosen layers, and values that only fused nodes separate from such an input
+    quantised: set[str] = set()  # inputs of chosen layers, and values from which only fused nodes compute such an input
     for index in reversed(range(len(model.graph.node))):
         if index not in layers.layers:
             _follow(model.graph.node[index], quantised)
@@ -127,7 +127,7 @@ def _obstacle(node: onnx.NodeProto, model: Model) -> str:
         return "the type of its input is not known"
     if node.op_type == "MatMul" and len(weights.dims) != 2:
         return "its weights are not a matrix"
-    # The factor `beta` of the bias is computed in float32, for which int8 kernels have no place.
+    # int8 kernels cannot apply the float32 factor `beta` of the bias.
     if node.op_type == "Gemm" and _attribute(node, "beta", 1.0) != 1.0:
         return "its attribute 'beta' scales the bias"
     return ""
@@ -174,8 +174,7 @@ class Pairs:
     """Adds Q/DQ pairs to a model. Each value and each weight gets one pair, even if several layers use it."""
 
     def __init__(self, model: Model, scales: Scales, levels: float) -> None:
-        """`scales` has the scales for the inputs of all layers to quantise. `levels` is the largest int8 value of a
-        weight."""
+        """`scales`: for the inputs of all layers to quantise. `levels`: the largest int8 value of a weight."""
         self._model, self._scales, self._levels = model, scales, levels
         self._made: dict[tuple[str, bool, int], str] = {}
         self.nodes: list[onnx.NodeProto] = []  # the new nodes, in an order that ONNX accepts
@@ -220,7 +219,7 @@ def quantise(
     corrections: Corrections = NONE,
     levels: float = EIGHT_BITS,
 ) -> None:
-    """Put Q/DQ pairs before `layers` of a prepared model, and add `corrections` to their biases."""
+    """Put Q/DQ pairs before `layers` of a prepared model, and add `corrections` to the biases of these layers."""
     wanted = {layer.node: layer for layer in layers}
     pairs, nodes = Pairs(model, scales, levels), list[onnx.NodeProto]()
     for node in model.graph.node:
@@ -235,8 +234,7 @@ def quantise(
 
 
 def _correct(model: Model, node: onnx.NodeProto, more: Floats) -> None:
-    """Add values to a layer's bias. Do nothing if the layer can have no bias, or if the bias is not constant or not a
-    vector."""
+    """Add values to a layer's bias. Do nothing if it can have no bias, or has one that is no constant vector."""
     name = node.input[2] if len(node.input) > 2 else ""
     if node.op_type == "MatMul" or (name and name not in model.constants):
         return
@@ -314,7 +312,7 @@ def add_watches(model: Model, values: Collection[Value], sampled: int) -> dict[V
     for value in values:
         shape = more.constant(*((0, 0, -1) if value.by_channel else (1, 1, -1)))
         rows = more.add("Reshape", value.name, shape)
-        # An odd step: the width of a picture is even, so an even step would take the same columns of every row.
+        # The step is odd: the width of a picture is even, so an even step would take the same columns of every row.
         size = more.add("Reshape", more.add("Size", rows), one)
         step = more.add("Add", more.add("Mul", more.add("Div", size, few), two), one)
         some = more.add("Abs", more.add("Slice", rows, zero, end, last, step))

@@ -3,7 +3,7 @@
 The user's pictures come first, then frames that were collected from the user's cameras, then pictures that edged draws.
 Every fourth of the user's pictures and frames is set aside for the comparison, which chooses ranges and layers.
 
-Later the engine is verified on all of the user's pictures, also on those that are used here. The drawn pictures of
+Later the engine is verified on all of the user's pictures, including those that are used here. The drawn pictures of
 verification, and the frames on which engines are judged, are used neither for calibration nor for the comparison.
 """
 
@@ -55,8 +55,8 @@ class Outcome(NamedTuple):
 
 
 def with_margin(tolerance: Tolerance) -> Tolerance:
-    """Return a stricter tolerance. A verdict depends on the worst picture. Later the engine is judged on more pictures
-    than the few that are set aside here, and the worst of many pictures differs more."""
+    """Return a stricter tolerance. A verdict depends on the worst picture. The engine is verified later on more
+    pictures than are set aside here, and the worst of many pictures differs more than the worst of few."""
 
     def bound(figure: str) -> float:
         value: float = getattr(tolerance, figure)
@@ -113,8 +113,8 @@ class Comparison:
         return Outcome(_loss(pairs), verdict)
 
     def _difference_on_frames(self, pairs: Sequence[Pair]) -> str:
-        """Return the figures in which the answers to frames differ too much; empty if no figure does. Single classes
-        and cameras are not judged, because there are too few frames."""
+        """Return, as text, the figures that are beyond the tolerance on frames; empty without such figures. Single
+        classes and cameras are not judged, because there are too few frames."""
         if not self._frames or self._recognition.family is None or not is_decoded_here(self._recognition):
             return ""
         judging = FrameJudge(self._recognition, self._tolerance, "", "int8")

@@ -1,4 +1,4 @@
-"""Measures how large the values of a model are on calibration data, and estimates the range that int8 should cover.
+"""Measures the values in a model on calibration data, and estimates the range of each that int8 should cover.
 
 The largest value is a poor range if a few values are far larger than all others. Then int8 has few levels left for the
 other values. So there are several estimates. `onnx_int8` chooses among them by comparing answers. All estimates are
@@ -23,14 +23,14 @@ from edged.tensors import Array
 
 _Floats = npt.NDArray[np.float64]
 _BINS = 2048
-_SAMPLED = 1 << 16  # elements of a value that are counted for one picture
+_SAMPLED = 1 << 16  # about this many elements of a value are counted for one picture
 _LEVELS = 127.0
 _TINY = float(np.finfo(np.float32).tiny)
 
 
 class Range:
-    """The range of the values in one or more rows (channels). Each row has its least and largest value, and a histogram
-    of its sizes (absolute values)."""
+    """The range of a value in one or more rows (channels). Each row has its least and largest element, and a histogram
+    of the sizes (absolute values) of its elements."""
 
     def __init__(self, rows: int) -> None:
         self.least: _Floats = np.zeros(rows)  # zero is always in the range
@@ -40,7 +40,7 @@ class Range:
 
     @property
     def largest(self) -> _Floats:
-        """The largest size of each row."""
+        """The largest size in each row."""
         found: _Floats = np.maximum(-self.least, self.most)
         return found
 

@@ -1,8 +1,8 @@
 """Repairs an int8 model whose answers are too wrong: it switches the most harmed layers back to float32.
 
-Layers are ranked by the change of a layer's output when only this layer is quantised. One pass over a few pictures
-measures this for all layers. A bisection finds how many of the most harmed layers must return to float32. Further
-trials look for layers among these that can stay in int8.
+The harm to a layer is the change of its output when only this layer is quantised. One pass over a few pictures measures
+the harm to all layers. A bisection finds how many of the most harmed layers must return to float32. Further trials look
+for layers among these that can stay in int8.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_TRIALS = 12
 
 class Search(NamedTuple):
     """The outcome of `give_back`. `given_back`: the layers that return to float32, as positions in the ranking by harm;
-    None if no trial made the model right. `is_cut_off`: whether the bisection ended early."""
+    None if the model was right in no trial. `is_cut_off`: whether the bisection ended early."""
 
     given_back: frozenset[int] | None
     trials: int
@@ -35,7 +35,7 @@ class Search(NamedTuple):
 def give_back(
     count: int, is_right: Callable[[frozenset[int]], bool], may_go_on: Callable[[], bool] = lambda: True
 ) -> Search:
-    """Find a small set of layers that makes the int8 model right if these layers return to float32. The layers are
+    """Find a small set of layers such that the int8 model is right if these layers return to float32. The layers are
     numbers below `count`, the most harmed layer first.
 
     `is_right` tries the model with a set of layers in float32. It is called at most MOST_TRIALS times, and only while
@@ -64,8 +64,8 @@ def give_back(
             wrong = middle
     if best is None:
         return Search(None, trials, right - wrong > 1)
-    # The last of the layers in `best` is needed: without it the model was wrong. Try to keep the others in int8, in
-    # halves.
+    # After a complete bisection, the last layer in `best` is needed: without it the model was wrong. Try to keep the
+    # others in int8: first all of them, then halves.
     open_parts = [tuple(sorted(best - {max(best)}))] if right - wrong <= 1 else []
     while open_parts and has_more():
         part = open_parts.pop(0)
@@ -77,8 +77,9 @@ def give_back(
 
 
 class Harm(NamedTuple):
-    """The effect of quantising only one layer. `share` is the relative L2 change of the layer's output. `mean` is the
-    mean difference in each channel, for correcting the bias; None for a layer that can have no bias."""
+    """The effect of quantising only one layer. `share` is the relative L2 change of the layer's output, the largest of
+    all pictures. `mean` is the correction of the bias: the mean difference in each channel; None if the layer can have
+    no bias."""
 
     share: float
     mean: Floats | None

@@ -1,7 +1,7 @@
 """Runs an engine and the reference on frames of the box's cameras, and draws the frames on which they differ most.
 
-Frames are read one after the other, and none is kept: a judgement has figures and names only. Pictures are drawn only
-for a report.
+Frames are read one after the other, and no frame is kept: a judgement has only figures and names. Pictures are drawn
+only for a report.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def judge(
     report: Callable[[jobs.Progress], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> Judgement:
-    """Compare an opened engine with the reference until all frames are compared or the time of the job is over.
+    """Compare an opened engine with the reference until all frames are compared or `job.seconds` have passed.
 
     Frames that no longer exist are left out. Frames that exist but cannot be read count as skipped.
     """

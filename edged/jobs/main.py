@@ -1,8 +1,8 @@
 """The one-shot child process, which reads a job from standard input, runs the job, reports to the daemon, and ends.
 The job server (`edged.jobs.server`) forks this process.
 
-Runtimes print to standard output. So the real standard output becomes the channel to the daemon, and file descriptor 1
-is redirected to standard error before any import of a runtime.
+Runtimes print to standard output. So the channel to the daemon is a duplicate of standard output, and file descriptor 1
+is redirected to standard error before a runtime is imported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _ANSWERED, _FAILED = 0, 3
-_LINGER_SECONDS = 10.0  # after the last message; a living daemon kills this process much earlier
+_LINGER_SECONDS = 10.0  # after the last message; a daemon that still runs kills this process much earlier
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -64,8 +64,8 @@ def run(arguments: Sequence[str]) -> NoReturn:
 
 
 def _work(pipe: BinaryIO, disk_mb: int) -> int:
-    # The job server has imported these, without starting threads. Libraries that start threads while they are imported
-    # are imported after the limits are set, because a thread keeps the limits with which it started.
+    # The job server has imported these modules, which start no threads. Libraries that start threads at import must be
+    # imported after the limits are set, because a thread keeps the limits with which it started.
     import msgspec
 
     from edged import family_packages
@@ -105,7 +105,7 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
 
 
 def _is_too_large(error: BaseException | None) -> bool:
-    """Whether an error or one of its causes is EFBIG. With EFBIG the kernel refuses to let a file grow."""
+    """Whether an error or one of its causes is EFBIG, the kernel's error for a file that would exceed the limit."""
     while error is not None:
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             return True

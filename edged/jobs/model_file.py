@@ -1,4 +1,4 @@
-"""Opens and parses a model's file, and finds why a file is no ONNX model: another format, truncated or damaged.
+"""Opens and parses a model's file, and finds out why a file is no ONNX model: another format, truncated or damaged.
 
 Formats: https://protobuf.dev/programming-guides/encoding, onnx/onnx.proto, and the first bytes of other files.
 """
@@ -28,8 +28,7 @@ _TRITON_NAME = "model.onnx"  # the file name in Triton's layout: MODEL/VERSION/m
 
 
 def require(path: Path) -> int:
-    """Return the size of a model's file in bytes. Raises ModelRefused if the file cannot be read, or cannot be a
-    model."""
+    """Return the size of a model's file in bytes. Raises ModelRefused if the file cannot be read or be a model."""
     try:
         status = path.stat()
     except OSError as error:
@@ -79,7 +78,7 @@ def _instead(path: Path) -> str:
 
 
 def _in_folder(path: Path) -> str:
-    """Return the remedy if the path of the model is a folder."""
+    """Return the remedy for a model path that is a folder."""
     try:
         names = sorted(os.listdir(path))
     except OSError:
@@ -91,7 +90,7 @@ def _in_folder(path: Path) -> str:
 
 
 def _onnx_in(folder: Path) -> str:
-    """Return the name of an .onnx file in a folder; empty if it has none."""
+    """Return the name of an .onnx file in a folder; empty if the folder has no such file."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -100,8 +99,8 @@ def _onnx_in(folder: Path) -> str:
 
 
 def parse(path: Path) -> tuple[onnx.ModelProto, str]:
-    """Return the model in a file, and the SHA-256 of the parsed bytes, because the file may be replaced later. Raises
-    ModelRefused if the file cannot be read or is not an ONNX model."""
+    """Return the model in a file, and the SHA-256 of the parsed bytes as hexadecimal: the file may be replaced later.
+    Raises ModelRefused if the file cannot be read or is not an ONNX model."""
     try:
         data = read_regular(path)
     except OSError as error:
@@ -117,7 +116,7 @@ def parse(path: Path) -> tuple[onnx.ModelProto, str]:
     except Exception as error:  # the parser's errors have no common class
         _require_onnx(path.name, data)
         raise _unparsed(path.name, data) from error
-    # The bytes happen to be a valid message, but may not be a model.
+    # Bytes of another format may happen to be a valid message.
     if not proto.graph.node and not proto.graph.output and not proto.opset_import:
         _require_onnx(path.name, data)
         if not proto.HasField("graph"):
@@ -153,7 +152,7 @@ def _require_onnx(name: str, data: bytes) -> None:
 
 
 def _is_tensor(data: bytes) -> bool:
-    """Whether a file is a single TensorProto. A model is not mistaken for one, because its fields have other types."""
+    """Whether a file is a single TensorProto. False for a model, whose fields have other types."""
     tensor = onnx.TensorProto()
     try:
         tensor.ParseFromString(data)
@@ -204,7 +203,7 @@ _PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 
 
 def other_format(data: bytes) -> OtherFormat | None:
-    """Return the format of a file that is not an ONNX model; None if it is not recognised."""
+    """Return the format of a file that is not an ONNX model; None if the format is not recognised."""
     if data.startswith(b"PK\x03\x04"):
         if b"/data.pkl" in data[:_TEXT]:
             return OtherFormat("a PyTorch checkpoint", _EXPORT)
@@ -261,7 +260,7 @@ _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 
 
 def wire_trouble(data: bytes) -> Trouble:
-    """Return what is wrong with the wire format of a model; empty if nothing is found."""
+    """Return the kind of damage in the wire format of a model; empty if no damage is found."""
     waiting = [("model", 0, len(data), 0)]
     found: Trouble = ""
     while waiting:

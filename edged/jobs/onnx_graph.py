@@ -44,9 +44,9 @@ _POSITIONS = {"RoiAlign": (1, 2), "GridSample": (1,), "Resize": (1, 2, 3), "Upsa
 class Model:
     """A model's main graph and the properties of its values.
 
-    constants: a mapping from names to initialisers and outputs of Constant nodes. types: a mapping from the name of
-    each value that is known to be a tensor to its element type (onnx.TensorProto.DataType). used: the names of the
-    values that nodes read or that are outputs.
+    constants: maps names to initialisers and outputs of Constant nodes. types: maps the names of values that are known
+    to be tensors to their element types (onnx.TensorProto.DataType). used: the names of the values that nodes read or
+    that are outputs.
     """
 
     def __init__(self, proto: onnx.ModelProto, folder: Path) -> None:
@@ -70,7 +70,7 @@ class Model:
         return model
 
     def array(self, tensor: TensorProto) -> np.ndarray:
-        """Return a constant's values, also if they are external. Raises EngineUnusable if they cannot be read."""
+        """Return the values of a constant, which may be external. Raises EngineUnusable if they cannot be read."""
         with _reading(tensor):
             return numpy_helper.to_array(self._loaded(tensor) if _is_outside(tensor) else tensor)
 
@@ -90,7 +90,7 @@ class Model:
     def write(self, path: Path, change: Callable[[TensorProto], None] | None = None) -> None:
         """Write a new file, with weights in another file next to it if the model had external data or is large.
 
-        `change` is applied to each initialiser, with its values loaded, just before it is written. So only one external
+        Each initialiser is loaded, changed by `change`, and written before the next one is loaded. So only one external
         tensor is in memory at a time. Do not use the model afterwards.
         """
         initialisers, tensors = len(self.graph.initializer), list(_tensors(self.graph))
@@ -109,8 +109,7 @@ class Model:
             graph.write(self.proto.SerializeToString())
 
     def _loaded(self, tensor: TensorProto) -> TensorProto:
-        """Return a copy of a tensor. External values are loaded into the copy only, so that they do not stay in memory
-        with the model."""
+        """Return a copy of a tensor, with external values loaded. Values in the model itself would stay in memory."""
         copy = TensorProto()
         copy.CopyFrom(tensor)
         if _is_outside(copy):
@@ -122,8 +121,7 @@ class Model:
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
-    """Read a model without external weights, with its functions inlined. Raises EngineUnusable if it cannot be
-    parsed."""
+    """Read a model without external weights, and inline its functions. Raises EngineUnusable if parsing fails."""
     try:
         proto = onnx.load(str(path), load_external_data=False)
         return onnx.inliner.inline_local_functions(proto) if proto.functions else proto
@@ -168,8 +166,8 @@ def _reading(tensor: TensorProto) -> Iterator[None]:
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Sort nodes so that producers come before consumers, as ONNX requires. Otherwise, keep the order of the file.
-    Raises Unsuitable if the graph has a cycle."""
+    """Sort nodes so that producers come before consumers, as ONNX requires. Apart from that, keep the order of the
+    file. Raises Unsuitable if the graph has a cycle."""
     producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     needs = [{producers[name] for name in (*node.input, *captured(node)) if name in producers} for node in graph.node]
     if all(need < index for index, needed in enumerate(needs) for need in needed):
@@ -207,7 +205,7 @@ def _constant_nodes(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]
 
 def _types(proto: onnx.ModelProto) -> dict[str, int]:
     graph: onnx.GraphProto = proto.graph
-    with contextlib.suppress(Exception):  # after a failure more types are unknown, and those values are not changed
+    with contextlib.suppress(Exception):  # after a failure, more types are unknown; such values are not changed
         graph = onnx.shape_inference.infer_shapes(proto).graph
     values = (*graph.value_info, *graph.input, *graph.output)
     types = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
@@ -271,8 +269,9 @@ class Layers:
     """The nodes of a sorted graph that are worth computing in a lower precision, as sets of node indices.
 
     layers: nodes with weights, which take nearly all of the time. between: nodes that pass float32 values from one
-    layer to another; they have the precision of the layers, which saves conversions. last: layers on which no other
-    layer depends. The nodes after them decode boxes and compute scores, which takes little time but needs precision.
+    layer to another; computing these in the precision of the layers saves conversions. last: layers on which no other
+    layer depends. The nodes after the last layers decode boxes and compute scores, which takes little time but needs
+    precision.
     """
 
     def __init__(self, model: Model) -> None:
@@ -332,7 +331,7 @@ def _uses(node: onnx.NodeProto) -> set[str]:
 
 
 def describe_kept(kept: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Describe nodes that stay unchanged, from their operators and reasons. Each different pair of operator and reason
-    becomes one line with the number of nodes."""
+    """Describe the nodes that stay unchanged. `kept` has the operator and the reason of each node. Nodes with the same
+    operator and reason share a line, which has their number."""
     counts = Counter(kept).items()
     return tuple(f"{op}{f' x{count}' if count > 1 else ''}: {reason}" for (op, reason), count in counts)

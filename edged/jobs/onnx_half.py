@@ -1,8 +1,7 @@
 """Converts a model to half precision: layers and the nodes between them compute in float16, other nodes stay float32.
 
-Every value is produced in one precision. If it is also needed in the other precision, one Cast follows. So the graph
-has a cast only if the precision changes. Inputs and outputs stay as declared. Every operator gets only types that its
-definition in the model's opset allows.
+Every value is produced in one precision. If nodes also need the value in the other precision, they share one Cast.
+Inputs and outputs stay as declared. Every operator gets only types that its definition in the model's opset allows.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from edged.tensors import Array
 _SUFFIXES = {FLOAT: "fp32", FLOAT16: "fp16"}
 _HALF = "tensor(float16)"
 _LARGEST = float(np.finfo(np.float16).max)
-# Sums and powers: their results or intermediate values may exceed the range of float16 although the inputs do not.
+# Sums and powers: results or intermediate values may exceed the range of float16 although the inputs do not.
 _WIDE = frozenset(("CumProd", "CumSum", "Det", "Exp", "Log", "LpNormalization", "MeanVarianceNormalization", "Pow")) | {
     "ReduceL1",
     "ReduceL2",
@@ -40,7 +39,7 @@ _EXACT = frozenset(("GridSample", "Mod", "NonMaxSuppression", "OneHot", "Range",
     "ScatterElements",
     "ScatterND",
 }
-# Operators for which a constant beyond float16 is only a bound, so that infinity has the same effect.
+# Operators for which a constant beyond the range of float16 is only a bound, so that infinity has the same effect.
 _BOUNDED = frozenset(("Clip", "Max", "Min", "Pad"))
 # Operators with a small result for every input, including infinity.
 _SATURATING = frozenset(("Erf", "HardSigmoid", "Sigmoid", "Tanh"))
@@ -48,7 +47,7 @@ _SATURATING = frozenset(("Erf", "HardSigmoid", "Sigmoid", "Tanh"))
 _LIMITING = _SATURATING | {"InstanceNormalization", "LayerNormalization", "Softmax"}
 # The input slots of biases and means, by operator.
 _ADDED = {"Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "BatchNormalization": (2, 3), "LayerNormalization": (2,)}
-# Operators that stay float32 after a node kept in float32, because a Cast between the two would lose accuracy.
+# Operators that stay float32 after a node that float16 would harm, because a Cast between the two would lose accuracy.
 _FOLLOWERS = frozenset(("Add", "Div", "LogSoftmax", "Reciprocal", "ReduceMean", "Softmax", "Sqrt", "Sub", "Where"))
 _UNHELD = "its inputs can exceed the range of float16"
 _TYPE_ATTRIBUTES = frozenset(("dtype", "to", "output_dtype", "output_datatype"))
@@ -158,8 +157,7 @@ class _Rewriter:
             _rename(body, {old: new for old, new in renamed.items() if old != new})
 
     def _make_half(self, node: onnx.NodeProto) -> None:
-        """Make a Cast or Constant node declare float16 for its output. Other nodes declare no type, and stay as they
-        are."""
+        """Make a Cast or Constant node declare float16 for its output. Other nodes declare no type."""
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.name == "to":
                 attribute.i = FLOAT16
@@ -181,7 +179,7 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
 
 
 class Slots(NamedTuple):
-    """Which inputs and outputs of a node are float32 and may become float16."""
+    """For each input and output of a node: whether it is float32 and may become float16."""
 
     inputs: tuple[bool, ...]
     outputs: tuple[bool, ...]
@@ -200,7 +198,7 @@ class Choice(msgspec.Struct, frozen=True):
         chosen: dict[int, Slots] = {}
         kept: dict[int, str] = {}
         delicate: set[str] = set()  # values that float16 cannot hold well
-        vast: set[str] = set()  # values that may exceed float16, because they come from a constant that exceeds it
+        vast: set[str] = set()  # values that may exceed float16, because they are computed from a constant that does
         for index, node in enumerate(nodes):
             if not _uses_float(node, model):
                 continue
@@ -259,7 +257,7 @@ def _free(
 
 
 def _danger(node: onnx.NodeProto, model: Model, slots: Slots, delicate: set[str], vast: set[str]) -> str:
-    """Return why float16 would harm the result of a node; empty if no reason is known."""
+    """Return the reason why float16 would harm the result of a node; empty if no reason is known."""
     if node.op_type in _WIDE:
         return "its results can exceed the range of float16"
     if node.op_type in _EXACT:
@@ -278,8 +276,8 @@ def _danger(node: onnx.NodeProto, model: Model, slots: Slots, delicate: set[str]
 
 
 def _makes_vast(node: onnx.NodeProto, model: Model, vast: set[str]) -> bool:
-    """Whether the result of a node may exceed float16. This is so if one of its inputs may exceed float16, and the node
-    neither limits that input nor divides by it."""
+    """Whether the result of a node may exceed float16: if one of its inputs may exceed float16, and the node neither
+    limits this input nor divides by it."""
     if node.op_type in _LIMITING:
         return False
     takes = [name in vast or _is_vast_constant(name, node, model) for name in node.input]
@@ -299,8 +297,8 @@ def _largest(array: Array) -> float:
 def _loss(array: Array, bounds: bool, added: bool) -> str:
     """Return which values of a constant do not fit float16; empty if all important values fit.
 
-    Small values next to large values become zero without harm. So do values that are only added to the result. But
-    zeros are harmful if all values are small, as for an epsilon that prevents a division by zero.
+    If small values become zero, this does no harm next to large values, or if the values are only added to the result
+    (`added`). It does harm if all values are small, as for an epsilon that prevents a division by zero.
     """
     largest = _largest(array)
     if largest > _LARGEST:

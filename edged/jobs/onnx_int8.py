@@ -1,9 +1,9 @@
 """Converts a model to int8: inputs and weights of layers pass through Q/DQ pairs, everything else stays float32.
 
 The model is converted with several estimates of the values' ranges. Each result is compared with float32 on pictures
-that are used for nothing else, and the best estimate is used. Then the biases are corrected by the mean error of int8
-in each channel (Nagel et al., Data-free quantization through weight equalization and bias correction, 2019). If the
-answers are still too wrong, the most harmed layers are switched back to float32.
+that are not used for calibration, and the best estimate is used. Then the biases are corrected by the mean error of
+int8 in each channel (Nagel et al., Data-free quantization through weight equalization and bias correction, 2019), if
+this makes the answers better. If the answers are still too wrong, the most harmed layers return to float32.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def to_int8(
 
 
 class _Conversion:
-    """The conversion of one prepared model. `layers` are to be quantised, `kept` and `notes` describe the result."""
+    """The conversion of one prepared model. `layers`: the layers to quantise. `kept`: lines about repaired layers."""
 
     def __init__(self, prepared: Path, layers: Sequence[Layer], work: Path, way: Way) -> None:
         self.layers, self.kept, self.notes = list(layers), tuple[str, ...](), list[str]()
@@ -134,8 +134,7 @@ class _Conversion:
         return comparison.of(run)
 
     def improve(self, comparison: Comparison) -> None:
-        """Choose the ranges and correct the biases. If the answers are still too wrong, some layers compute in float32
-        again."""
+        """Choose the ranges, correct the biases and, if the answers are still too wrong, return layers to float32."""
         outcome = self._choose_ranges(comparison)
         harm = int8_repair.harm(self._prepared, self.layers, self._scales, self._kept, self._work, self._way.levels)
         self._corrections = {layer: each.mean for layer, each in harm.items() if each.mean is not None}
@@ -149,8 +148,7 @@ class _Conversion:
             self._repair(comparison, outcome, {layer: each.share for layer, each in harm.items()})
 
     def _choose_ranges(self, comparison: Comparison) -> Outcome:
-        """Use the best estimate of ranges, and return its outcome. Accepted outcomes are better than rejected outcomes;
-        otherwise a smaller loss is better."""
+        """Use the best estimate of ranges (see `_rank`), and return its outcome."""
         scales = {name: self._scales_by(name) for name in ESTIMATES}
         found = {name: self._try(self.layers, comparison, each) for name, each in scales.items()}
         best = min(found, key=lambda name: _rank(found[name]))
@@ -167,8 +165,7 @@ class _Conversion:
         return found[best]
 
     def _repair(self, comparison: Comparison, before: Outcome, harm: Mapping[str, float]) -> None:
-        """Switch the most harmed layers back to float32. `harm` has the relative change of each layer's output, the
-        largest first."""
+        """Return the most harmed layers to float32. `harm`: the relative change of each layer, the largest first."""
         problem = f"int8 is too wrong on the pictures set aside: {before.verdict.reason}"
         if not self._way.repair_s:
             self.notes.append(f"{problem}; repairs are off, because int8.repair_s is 0")
@@ -236,12 +233,12 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
 
     The copy has an opset whose Q/DQ nodes can have a scale for each channel. Batch normalisation and other constant
     arithmetic are folded into the weights, and every node has a name. No output is also the input of a layer, because
-    such an output would be quantised too. The copy answers as the model does. The model itself is not changed.
+    such an output would be quantised too. The copy gives the same answers as the model, which is not changed.
     """
     notes: tuple[str, ...] = ()
     proto = onnx.ModelProto.FromString(model.proto.SerializeToString())
     ready = Model(proto, model.folder)
-    # Files of old IR versions may lack the initialisers among their inputs, which the converter of opsets refuses.
+    # This raises an old IR version: the opset converter would refuse it if initialisers are not inputs.
     keep_inputs(ready.proto, {value.name for value in ready.graph.input} - ready.constants.keys())
     if model.opset < _OPSET:
         ready = _raise_opset(ready, work)
@@ -277,7 +274,7 @@ def _fold(model: Model, work: Path) -> Model:
     ort_quantize.fold(hidden, folded)
     after = Model.read(folded)
     is_foreign = {node.domain for node in after.graph.node} - {node.domain for node in before.graph.node}
-    # Other runtimes lack the operators that only ONNX Runtime has.
+    # Folding may add operators that only ONNX Runtime has.
     return before if is_foreign or not _show(after, activations) else after
 
 
@@ -286,7 +283,7 @@ def _hide(model: Model) -> dict[str, onnx.NodeProto]:
     of the stand-ins to the activations.
 
     Without the stand-ins, ONNX Runtime would also inline these functions when it folds constants. OpenVINO fuses such
-    an activation into an int8 convolution, but it does not fuse the operators that define the activation.
+    an activation into an int8 convolution, but not the operators that define the activation.
     """
     hidden = {}
     for node in model.graph.node:
@@ -326,7 +323,8 @@ def _part_outputs(model: Model) -> None:
 
 
 def _restore_header(proto: onnx.ModelProto, source: onnx.ModelProto) -> None:
-    """Copy inputs, outputs, metadata and, as far as the operators allow, versions from `source` to `proto`."""
+    """Copy inputs, outputs, metadata and the opsets of other domains from `source` to `proto`. The IR version becomes
+    that of `source`, or a newer version if the opsets need it."""
     opset = max(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
     used = {node.domain for node in proto.graph.node}
     imports = [

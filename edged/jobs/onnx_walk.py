@@ -32,18 +32,18 @@ def domain(name: str | bytes) -> str:
 
 
 def operator(node: onnx.NodeProto) -> str:
-    """Return a node's operator, with its domain unless that is the default domain."""
+    """Return the operator of a node, such as `Conv` or `com.microsoft.FusedConv`."""
     return operator_name(node.domain, node.op_type)
 
 
 def operator_name(domain: str | bytes, name: str | bytes) -> str:
-    """Return an operator's name, with its domain unless that is the default domain."""
+    """Return an operator's name. Outside of the default domain, the name begins with the domain."""
     own = text(domain)
     return text(name) if own in ONNX_DOMAINS else f"{own}.{text(name)}"
 
 
 def label(node: onnx.NodeProto) -> str:
-    """Return a node's name, or its outputs if it has no name."""
+    """Return the name of a node; without a name its outputs, and without outputs its operator."""
     return text(node.name) or ", ".join(text(name) for name in node.output if name) or text(node.op_type)
 
 
@@ -84,7 +84,7 @@ class Walk:
 
     proto: onnx.ModelProto
     graphs: Sequence[onnx.GraphProto]  # the main graph first, then the graphs nested in it
-    nodes: Sequence[onnx.NodeProto]  # all nodes: of the main graph first, of functions last
+    nodes: Sequence[onnx.NodeProto]  # all nodes: those of the main graph first, those of functions last
     tensors: Sequence[onnx.TensorProto]  # all initialisers, then all tensors in attributes
 
     @classmethod
@@ -119,7 +119,8 @@ def _attached(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
 
 
 def heads(graph: onnx.GraphProto) -> dict[str, str]:
-    """Return for each output the operator that computes its values; empty if the output is an input or a constant.
+    """Return for each output the operator that computes its values (not Reshape, for example); empty if the output
+    comes from an input or a constant.
 
     Exp followed by Div, as some exporters write a softmax, counts as Softmax.
     """

@@ -1,4 +1,4 @@
-"""Runs the unoptimised model once on a picture, to show whether edged decodes the model's answer correctly."""
+"""Runs the unoptimised model once on a picture, to show the user whether edged decodes the answer correctly."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
     if not isinstance(family, Family):
         content = family.content(outputs, 0, question.placement, job.recognition.thresholds)
         said = tuple(each.text for each in islice(lines(content, names), _MOST_LINES))
-        if not isinstance(content, Classes):  # a map is part of the answer, and can only be drawn
+        if not isinstance(content, Classes):  # a map, for example, can only be shown in the picture
             drawn = encode_jpeg(annotate(pixels, Detections.empty(), names, content=content))
         return jobs.AskedPicture(width, height, content=said, picture=drawn)
     own = job.recognition.thresholds

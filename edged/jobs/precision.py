@@ -1,6 +1,6 @@
 """Converts a model to another precision by changing its graph: float16 with casts, int8 with Q/DQ pairs.
 
-TensorRT 11 supports only this way, and all other runtimes accept such a graph too.
+TensorRT 11 supports only precisions in the graph, and all other runtimes accept such a graph too.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _PLAIN = Way()
 
 
 class Converted(msgspec.Struct, frozen=True):
-    """A converted model. `path` is the original model if no change was needed, so that no file was written.
+    """A converted model. `path` is the original model if no change was needed; then no file was written.
 
-    `kept_fp32` has one line for each operator that still computes in float32, with the reason.
+    `kept_fp32` has a line for each operator that still computes in float32, with the reason.
     """
 
     path: str
@@ -40,8 +40,8 @@ class Converted(msgspec.Struct, frozen=True):
 
 
 def convert_order(job: jobs.Build, folder: Path, report: Report = lambda progress: None) -> tuple[Order, Composition]:
-    """Convert a model into the empty `folder`. Return the `Order` with which the converted model is built, and what
-    stays in float32.
+    """Convert a model into the empty `folder`. Return the `Order` to build an engine of the converted model, and a
+    composition with the lines about operators that stay in float32, and notes.
 
     Raises Superseded if the digest of the calibration pictures is not the digest in the engine's key. Also raises the
     errors of `convert`.
@@ -63,7 +63,7 @@ def convert_order(job: jobs.Build, folder: Path, report: Report = lambda progres
     made = convert(Path(order.model), precision, folder / _GRAPH, inputs, way)
     if made.path != order.model:
         external = tuple(path.name for path in sorted(folder.iterdir()) if path.name != _GRAPH)
-        # The digest is left out, because it is that of the original model.
+        # The order has no digest, because the digest of the original model is wrong for the new files.
         order = msgspec.structs.replace(order, model=made.path, external=external, digest="")
     return order, Composition(kept=made.kept_fp32, notes=(*made.notes, *notes))
 

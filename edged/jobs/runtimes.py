@@ -1,4 +1,4 @@
-"""Finds what an installed runtime really supports on this box. Runs in a child, because a broken runtime may crash."""
+"""Tests which models an installed runtime really accepts on this box. Runs in a child: a broken runtime may crash."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from edged.ipc import job_messages as jobs
 
 _ANY = jobs.LoadedRuntime.ANY
 _ORT = "onnxruntime"
-_OPSET, _IR = 13, 7  # every supported runtime accepts these; one stays fixed during the search for the other
+_OPSET, _IR = 13, 7  # every supported runtime accepts these; a search changes only one of the two
 # The largest version to try. Real versions are far smaller, and a runtime may loop up to the given version.
 MOST_VERSION = 1024
 
 
 def load(job: jobs.LoadRuntime) -> jobs.LoadedRuntime:
-    """Import a backend's runtime, and return what it supports. Raises Unsupported if it cannot be imported."""
+    """Import a backend's runtime, and find the versions that it accepts. Raises Unsupported if the import fails."""
     backend = registry.load(job.backend)
     providers: tuple[str, ...] = ()
     if job.backend == _ORT:
@@ -76,7 +76,7 @@ def find_support(backend: Backend) -> jobs.RuntimeSupport:
 
 
 def takes_anything(backend: Backend) -> bool:
-    """Whether a runtime opens a model of one Relu node whose opset and IR version every runtime should accept."""
+    """Whether a runtime opens a one-node model whose opset and IR version every supported runtime accepts."""
     return takes(backend, one_node.relu(_OPSET, _IR))
 
 
@@ -102,8 +102,7 @@ def takes(backend: Backend, model: bytes) -> bool:
 
 
 def _highest(accepts: Callable[[int], bool], known: int) -> int:
-    """Return the highest accepted number; 0 if even `MOST_VERSION` is accepted. The bisection begins at `known`, which
-    is accepted."""
+    """Return the highest accepted number, not below `known`, which is accepted; 0 if `MOST_VERSION` is accepted."""
     if accepts(MOST_VERSION):
         return 0
     low, high = known, MOST_VERSION

@@ -46,7 +46,7 @@ def main() -> None:
         except Exception:  # for example while the module is being replaced: the child that needs it reports the error
             failed = True
     ready(job_messages.Job)
-    # After a failed import this server counts as stale: the next child gets a new server, which tries again.
+    # After a failed import this server counts as stale, so the daemon starts another server, which tries again.
     stamps = {"": -1} if failed else {**_stamps(_folders()), **before}
     gc.collect()
     gc.freeze()  # the collector of a child would copy the memory that it shares with this process
@@ -55,13 +55,14 @@ def main() -> None:
 
 class _Server:
     def __init__(self, daemon: socket.socket, stamps: dict[str, int]) -> None:
-        """`stamps`: when each folder with imported modules was last changed. The times were read before the imports."""
+        """`stamps`: the times of `_stamps` for each folder with imported modules, read before the imports if
+        possible."""
         self._socket, self._stamps = daemon, stamps
         self._released: set[int] = set()
         daemon.settimeout(_IDLE_SECONDS)
 
     def serve(self) -> None:
-        """Answer requests until the daemon closes the socket, or until no request comes for 30 s and no child is
+        """Answer requests until the daemon closes the socket, or until 30 s pass without a request and no child is
         left."""
         self._send(Reply())
         while True:
@@ -91,7 +92,7 @@ class _Server:
             return Reply(pid=self._fork(request, files))
         except OSError as error:
             return Reply(error=error.errno or errno.EIO)
-        except Exception as error:  # do not end because of one bad request: the server's children would end too
+        except Exception as error:  # one bad request must not end the server, because its children would end too
             traceback.print_exc()
             return Reply(error=errno.ENOMEM if isinstance(error, MemoryError) else errno.EIO)
 
@@ -99,8 +100,8 @@ class _Server:
         self._socket.sendall(msgspec.json.encode(reply))
 
     def _fork(self, request: Fork, files: Sequence[int]) -> int:
-        """Start a child and return its pid. Wait until the child leads its own session, so that its whole group can be
-        killed. Raises OSError if the limit of processes or of file descriptors is reached."""
+        """Start a child and return its pid. Wait until the child leads its own session, so that the daemon can kill the
+        child with its group. Raises OSError if the limit of processes or of file descriptors is reached."""
         order = msgspec.json.decode(os.pread(files[0], request.size, 0), type=ready(Order))
         os.lseek(files[0], request.size, os.SEEK_SET)
         arguments = (str(os.getpid()), *order.arguments)

@@ -1,4 +1,4 @@
-"""Runs the reference on a frame that was served, and compares the served answer with the reference's."""
+"""Runs the reference on a frame that an engine has answered, and compares the two answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edged.vision.image import Decoded, Image, PixelFormat
 from edged.vision.picture_header import read_header
 from edged.vision.picture_statistics import measure
 
-_GRACE_SECONDS = 5  # from the signal that ends the process to the one that kills it
+_GRACE_SECONDS = 5  # of processor time, from SIGXCPU to SIGKILL
 _SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "WebP": ".webp", "BMP": ".bmp", "GIF": ".gif"}
 _FAST = 1  # the level of PNG's compression
 Answer: TypeAlias = "Detections | Content"
@@ -30,7 +30,7 @@ Answer: TypeAlias = "Detections | Content"
 
 def shadow(job: jobs.Shadow) -> jobs.Shadowed:
     """Compare the answer that was served for a frame with the reference's answer. Raises InvalidInput if the frame
-    cannot be decoded, and EngineUnusable if the runtime refuses the model or the frame."""
+    cannot be decoded or the served answer cannot be compared, EngineUnusable if the runtime refuses model or frame."""
     resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_seconds, job.cpu_seconds + _GRACE_SECONDS))
     data = Path(job.picture).read_bytes()
     preparer = Pictures(job.order.signature, job.recognition)
@@ -73,8 +73,7 @@ def _mean_score(found: Detections) -> float:
 def _keep(
     job: jobs.Shadow, data: bytes, pixels: Image | Decoded, figures: dict[str, float], answers: dict[str, Answer]
 ) -> None:
-    """Write the frame and both answers. An encoded frame is written as it was sent, raw pixels as PNG, answers as
-    JSON."""
+    """Write the frame as it was sent (raw pixels as PNG), and the figures and both answers as JSON."""
     out = Path(job.out)
     if isinstance(pixels, Decoded):
         header = read_header(data)

@@ -87,7 +87,7 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
         return exported.finish(job) if isinstance(job, jobs.FinishExport) else exported.layers(job)
     if isinstance(job, Lower | Prove | FreeDims | Simplify):
         return _repair(job)
-    # The file is read by its path, so its digest is compared with the job's before and after.
+    # Runtimes read the model by its path, so its digest is compared with the job's digest before and after.
     require_same(job.order)
     answer = _on_model(job, report)
     try:
@@ -136,7 +136,7 @@ def _build(job: jobs.Build, report: Report) -> jobs.Built:
     started = time.monotonic()
     backend, out = _load(job), Path(job.out)
     if job.order.recipe.precision in backend.converted_in_graph:
-        # The folder is inside the stage, so that both are removed if this process is killed.
+        # The folder is inside `out`, so that both are removed if this process is killed.
         with tempfile.TemporaryDirectory(prefix=".graph-", dir=out) as folder:
             report(jobs.Progress("converting"))
             order, converted = convert_order(job, Path(folder), report)
@@ -172,8 +172,8 @@ def _make_golden(job: jobs.MakeGolden, report: Report) -> jobs.MadeGolden:
 def _compare_levels(job: jobs.CompareLevels, report: Report) -> jobs.ComparedLevels:
     """Compare each level of ONNX Runtime's graph optimisation with the unoptimised model.
 
-    Optimisers fuse and fold nodes, which makes the answers of some models wrong. Raises EngineUnusable if the reference
-    answers no probe.
+    Optimisers fuse and fold nodes, which makes the answers of some models wrong. Raises EngineUnusable if the
+    unoptimised model answers no probe.
     """
     from edged.backends.ort import session as ort_levels  # imports ONNX Runtime
 
@@ -221,8 +221,8 @@ def _time(job: jobs.Time, report: Report) -> jobs.Timed:
         return backend.open(msgspec.structs.replace(job.order, parallelism=form))
 
     def is_right(session: Session) -> bool:
-        """Whether the session's answer is within the tolerance. The answer may differ from the reference's, because a
-        session with another number of threads sums numbers in another order."""
+        """Whether the session's answer is within the tolerance. A session with another number of threads sums numbers
+        in another order, so its answer may differ from the verified answer."""
         return judge([_pair(sample, session, job.order.signature, report)], job.tolerance, matcher).accepted
 
     reference = registry.load(job.reference.recipe.backend).open(job.reference)
@@ -250,7 +250,7 @@ def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:
 
 
 def _load(job: jobs.Build | jobs.Verify | jobs.MakeGolden) -> Backend:
-    """Load the backend. Raises Superseded if its version is not the one that the daemon planned with."""
+    """Load the backend. Raises Superseded if the daemon planned the job with another version."""
     backend = registry.load(job.order.recipe.backend)
     expected = job.expects if isinstance(job.expects, tuple) else tuple(filter(None, (job.expects,)))
     if expected and not any(registry.agree(backend.version(), each) for each in expected):
@@ -262,7 +262,7 @@ def _load(job: jobs.Build | jobs.Verify | jobs.MakeGolden) -> Backend:
 def find_disk_fault(job: msgspec.Struct, error: BaseException) -> OutOfSpace | None:
     """Return the disk fault that caused an error; None if no disk fault is found.
 
-    The disk is tested, because a runtime that cannot read or write a file mostly blames the model.
+    The disk is tested, because most runtimes report a file that they cannot read or write as an error of the model.
     """
     if (behind := disk_fault_behind(_place(job), error)) is not None:
         return behind

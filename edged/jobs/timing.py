@@ -2,11 +2,12 @@
 
 Engine and reference run alternately, in blocks of inferences, so that the load of the box affects both alike. Within a
 block, the CPU caches contain the weights of the engine, as they do while it serves. If engine and reference alternated
-after each inference, each would find the weights of the other in the caches.
+after each inference, each would find the weights of the other in the caches. If an inference takes more than 125 ms, a
+block is one inference: filling the caches takes too small a share of this time to matter.
+
 Before each single inference there is a pause, as between two requests of a client. The runtime's threads fall asleep in
-this pause, and waking them may take longer than a small model's inference. Blocks are repeated until the ratio of the
-two times is precise enough. After each round this process sleeps, because cameras share the box. A block of a session
-that takes 125 ms or more is one inference: filling the caches takes too small a share of it to matter.
+this pause, and waking the threads may take longer than a small model's inference. Blocks are repeated until the ratio
+of the two times is precise enough. After each round this process sleeps, because cameras share the box.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from edged.store.record import Blocks, Speed
 from edged.tensors import Array
 
 _RUNS = 10  # inferences of a block
-_BLOCK_SECONDS = 0.25  # a block that would take longer than this has fewer inferences, but at least one
+_BLOCK_SECONDS = 0.25  # if a block would take longer, it has fewer inferences, but at least one
 _LEAST_ROUNDS = 3
-_LEAST_ROUNDS_OF_ONE = 6  # if a block is one inference, which says less than the median of several
-_PRECISE = 0.015  # the ratio is known well enough if its standard error is this share of it or less
-_PAUSE = 0.0005  # seconds before an inference: the round trip of a request takes as long
+_LEAST_ROUNDS_OF_ONE = 6  # for blocks of one inference, whose time is less precise than a median of several
+_PRECISE = 0.015  # a ratio is precise enough if its standard error is a smaller share of the ratio
+_PAUSE = 0.0005  # seconds before an inference, as long as the round trip of a request
 _MOST_BLOCKS = 200  # the most blocks whose times are returned
 _REST = 1 / 3  # seconds of sleep for each second of work
 
@@ -61,8 +62,8 @@ def measure(
     seconds: float = 1.0,
     on_round: Callable[[], None] = lambda: None,
 ) -> Timed:
-    """Time an engine in each form for about `seconds`. `open_form` may return the reference itself. `on_round` is
-    called before each round of blocks.
+    """Time an engine in each form until the ratios are precise enough, for about `seconds` at most. `open_form` may
+    return the reference itself. `on_round` is called before each round of blocks.
 
     A form with several instances is left out if the runtime cannot run it, for example because memory is too small, or
     if its answer is wrong (`is_right` is false).
@@ -114,7 +115,7 @@ def _compare(
         with ThreadPoolExecutor(len(crew), "time") as pool:
             runs = _runs_of(session, inputs)
             reference_runs = runs if is_reference else _runs_of(reference, inputs)
-            list(pool.map(lambda replica: _time(replica, inputs, 1), crew[1:]))  # the first inference prepares it
+            list(pool.map(lambda replica: _time(replica, inputs, 1), crew[1:]))  # the first inference is slow
             until = time.perf_counter() + seconds
             least = _LEAST_ROUNDS if min(runs, reference_runs) > 1 else _LEAST_ROUNDS_OF_ONE
             while len(own) < least or (
@@ -137,16 +138,15 @@ def _compare(
 
 
 def _runs_of(session: Session, inputs: Mapping[str, Array]) -> int:
-    """Prepare a session by inferences, and return how many inferences a block of it has."""
+    """Run a session two or three times to prepare it. Return the number of inferences in one of its blocks."""
     took = _time(session, inputs, 2)[1]
-    if took * _RUNS > _BLOCK_SECONDS:  # possibly only because other work interrupted it
+    if took * _RUNS > _BLOCK_SECONDS:  # perhaps only because other work interrupted the inference
         took = min(took, *_time(session, inputs, 1))
     return max(1, min(_RUNS, int(_BLOCK_SECONDS / took)))
 
 
 def block(session: Session, inputs: Mapping[str, Array], runs: int) -> float:
-    """Return the median seconds of `runs` inferences. An inference that warms the caches comes first, if
-    `runs` is more than 1."""
+    """Return the median seconds of `runs` inferences. If `runs` > 1, another inference first fills the caches."""
     return statistics.median(_time(session, inputs, runs + 1)[1:] if runs > 1 else _time(session, inputs, 1))
 
 
@@ -169,7 +169,7 @@ def _interval(pool: ThreadPoolExecutor, crew: Sequence[Session], inputs: Mapping
             session.infer(inputs)
 
     if runs > 1:
-        list(pool.map(lambda session: session.infer(inputs), crew))  # warm
+        list(pool.map(lambda session: session.infer(inputs), crew))  # fills the caches
     started = time.perf_counter()
     list(pool.map(work, crew))
     return (time.perf_counter() - started) / (runs * len(crew))

@@ -2,18 +2,18 @@
 
 A tokenizer is read from `vocab.json` and `merges.txt` (CLIP), from `vocab.txt` (BERT), or from `tokenizer.json` of
 Hugging Face's tokenizers library. `tokenizer.json` must have the model BPE (CLIP) or WordPiece (BERT, lower case). A
-file with other steps is refused: with wrong ids, the model would detect something else.
+file with other steps is refused, because with wrong ids the model would detect other things.
 
     CLIP   NFC, lower case, split into words; each word as the characters of its bytes, the last one with </w>, merged
            pair by pair; all pieces between <|startoftext|> and <|endoftext|>
     BERT   lower case without accents, split at spaces and punctuation; each word as its longest known pieces, with ##
            before every piece except the first; all pieces between [CLS] and [SEP]
 
-The tokenizers library does the same. edged does not use it, because it needs 15 other packages (25 MB), one of them a
-client of a model hub. Source: the library's file format, `tokenization_clip.py` of transformers (commit 01f287b), and
-comparison with tokenizers 0.23.3. With CLIP's own vocabulary the ids agree in 6880 of 6880 random texts in many
-scripts, with a vocabulary for BERT in 4449 of 4471. The 22 other texts have characters that are newer than the
-library's tables of Unicode.
+edged does not use the tokenizers library, because it needs 15 other packages (25 MB), one of them a client of a model
+hub. Sources: the library's file format, `tokenization_clip.py` of transformers (commit 01f287b), and comparison with
+tokenizers 0.23.3. With CLIP's own vocabulary the ids agree in 6880 of 6880 random texts in many scripts, with a
+vocabulary for BERT in 4449 of 4471. The 22 other texts have characters that are newer than the library's tables of
+Unicode.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 class Tokenizer(Protocol):
     """Encodes a text as token ids, with the ids of the start and end tokens around it. Raises ConfigError if the text
-    has unknown words."""
+    has no words, unknown words or reserved texts."""
 
     def encode(self, text: str) -> tuple[int, ...]: ...
 
@@ -125,8 +125,7 @@ def _kind(character: str) -> str:
 
 
 def _byte_letters() -> tuple[str, ...]:
-    """Return a character for each byte. This is its Latin-1 character if visible, otherwise a character from U+0100
-    on."""
+    """Return a character for each byte: the Latin-1 character if visible, otherwise a character from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = {byte: 0x100 + number for number, byte in enumerate(b for b in range(256) if b not in visible)}
     return tuple(chr(others.get(byte, byte)) for byte in range(256))
@@ -178,8 +177,7 @@ def _is_alone(character: str) -> bool:
 
 
 def _lower(characters: Iterable[str]) -> str:
-    """Convert characters to lower case one by one. In a whole text, str.lower() would give a sigma at the end of a word
-    another form."""
+    """Convert each character to lower case. In a whole text, str.lower() changes a sigma at a word's end."""
     return "".join(each.lower() for each in characters)
 
 

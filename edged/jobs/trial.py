@@ -1,4 +1,4 @@
-"""Tries a model on one runtime, stage by stage. Runs in a child, so that a crash or hang does not affect a host.
+"""Tries a model on one runtime, stage by stage. Runs in a child, so that a crash or a hang does not affect a host.
 
     opset -> operators -> session -> inference
 
@@ -40,7 +40,7 @@ _GIVE = (
     "if it accepts only certain values, give some: --samples INPUTS.npz, from numpy.savez(INPUT=array, ...); if it"
     " accepts only certain sizes, set preprocess.* or profile.INPUT"
 )
-_MOST_BYTES = 256 << 20  # of one probe
+_MOST_BYTES = 256 << 20  # of the inputs of one probe
 _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory", "Available memory of")
 
 
@@ -79,7 +79,7 @@ def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
 
 
 def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: str) -> Finding | None:
-    """Check whether the runtime supports the opsets and the IR version of the model."""
+    """Return a finding if the runtime does not support the IR version or an opset of the model."""
     if (known.newest_ir and job.ir_version > known.newest_ir) or job.ir_version > MOST_VERSION:
         message = (
             f"IR version {job.ir_version} is newer than {title} supports ({known.newest_ir or 'no known version'})"
@@ -113,7 +113,8 @@ def _newest_of(backend: Backend, domain: str, version: int) -> int:
 
 
 def operators(job: jobs.Check, backend: Backend, title: str) -> Finding | None:
-    """Check operators and domains against the runtime's list, if it has one."""
+    """Return a finding if the runtime lists its operators, and the list lacks an operator or domain of the model, or
+    has the operator only in newer opsets."""
     known = backend.operators()
     if known is None:
         return None
@@ -136,7 +137,7 @@ def operators(job: jobs.Check, backend: Backend, title: str) -> Finding | None:
 
 
 def _called(node: str) -> str:
-    """Return the words for a node in messages: "the model" if the node's name is unknown."""
+    """Return the node's description for messages: "the model" if the node's name is unknown."""
     return f"node {node[:100]!r}" if node else "the model"
 
 
@@ -191,14 +192,14 @@ def inference(
     job: jobs.Check, recognition: Recognition, session: Session, answers: Callable[[], None]
 ) -> tuple[Finding | None, tuple[Finding, ...]]:
     """Run the user's samples. If the model answers no sample, run generated inputs, one shape after the other. Stop
-    after the first shape with an answered input. Then run pictures that edged draws, until the model answers one of
-    them. More inputs could keep a valid model busy for a long time.
+    after the first shape with an answered input. Then run pictures that edged draws, until the model answers a picture.
+    More inputs could keep a valid model busy for a long time.
 
     `answers` is called after each answer. Returns the finding (None if an input was answered) and the warnings."""
     answered: set[str] = set()
     warnings: list[Finding] = []
     first: Exception | None = None
-    has_given = False  # whether one of the user's samples was answered
+    has_given = False  # whether the model has answered one of the user's samples
     for name, make in _probes(job, recognition, answered):
         if has_given and not name:
             break
@@ -227,7 +228,7 @@ def inference(
         remedy = "export it with smaller fixed dimensions, or set preprocess.* or profile.INPUT"
         return Finding(Stage.INFERENCE, Category.FAILED, message, remedy), ()
     reason = " ".join(str(first).split()) or type(first).__name__
-    whole = str(first.__cause__ or first)  # the runtime's complete message; the error has only its beginning
+    whole = str(first.__cause__ or first)  # the runtime's complete message, of which the error has only the beginning
     if isinstance(first, MemoryError) or any(words in whole for words in _MEMORY):
         return _no_memory(Stage.INFERENCE, f"running the model needs more memory than allowed: {reason[:300]}"), ()
     message = f"the model answers none of its test inputs (golden inputs): {reason[:300]}"
@@ -261,7 +262,7 @@ def _probes(job: jobs.Check, recognition: Recognition, answered: Set[str]) -> It
     if pictures is not None:
         for probe in pictures.drawn():
             yield "", partial(_as_it_is, probe)
-            if PICTURE in answered:  # drawing another picture takes longer than all other steps
+            if PICTURE in answered:  # to draw another picture takes longer than all other steps
                 return
 
 
@@ -279,8 +280,8 @@ def _not_answered(sample: str, error: Exception) -> Finding:
 
 
 def _implausible(recognition: Recognition, answer: dict[str, Array]) -> tuple[Finding, ...]:
-    """Return a warning if a family that the settings name does not fit the answer. A recognised family is not
-    checked, because its recognition uses more than shapes."""
+    """Return a warning if the family in the settings does not fit the answer. A recognised family is not checked,
+    because recognition uses more than shapes."""
     if not recognition.is_set:
         return ()
     try:

@@ -1,4 +1,4 @@
-"""Runs the unoptimised model on one picture and decodes the outputs with several families, to show which one is right.
+"""Runs the unoptimised model on one picture and decodes the outputs with several families: a user sees which is right.
 
 The model is opened once. It runs once for each preprocessing, because families need different inputs. The inputs differ
 in the order of the colours, in the scale of the values, and in how a picture is fitted into the input.
@@ -46,7 +46,7 @@ def try_families(job: jobs.TryFamilies) -> jobs.TriedFamilies:
         outputs: Mapping[str, Array] | str
         try:
             outputs = _run(session, job, group[0], pixels)
-        except Exception as error:  # any error of the runtime is the result for this preprocessing
+        except Exception as error:  # an error of the runtime becomes the result for this preprocessing
             outputs = _text(error)
         for number in group:
             found[number] = _tried(outputs, job.candidates[number], small)
@@ -78,14 +78,14 @@ def _tried(
         return jobs.TriedFamily(error=outputs), picture
     try:
         return _decoded(outputs, recognition, picture)
-    except Exception as error:  # outputs that fit by accident may raise any error, for example MemoryError
+    except Exception as error:  # decoding outputs that fit by accident may raise any error, for example MemoryError
         return jobs.TriedFamily(error=_text(error)), picture
 
 
 def _decoded(outputs: Mapping[str, Array], recognition: Recognition, picture: Image) -> tuple[jobs.TriedFamily, Image]:
     family, how, names = open_family(recognition), recognition.preprocess, recognition.names
     assert how is not None  # a recognised family has a preprocessing
-    # The tile's picture is the whole picture at another size, so it has the same place in the input, up to rounding.
+    # The tile has the whole picture at another size, so its place in the model's input is the same, up to rounding.
     height, width = picture.shape[:2]
     placement = place(width, height, how.width, how.height, how.fit, how.zoom)
     if not isinstance(family, Family):

@@ -46,7 +46,7 @@ def byte_size(tensor: TensorProto) -> int | None:
 
 
 def check(tensor: TensorProto) -> Finding | None:
-    """Return the finding about an invalid tensor; None for a valid one. `external_data.py` checks external values."""
+    """Return the finding about a tensor; None if the tensor is valid. `external_data.py` checks external values."""
     name = onnx_walk.text(tensor.name)
     if tensor.data_type not in BITS and tensor.data_type != TensorProto.STRING:
         kind = "no type" if not tensor.data_type else f"type {tensor.data_type}, which ONNX does not have"
@@ -83,8 +83,8 @@ def _finding(category: Category, message: str, name: str) -> Finding:
 
 
 def footprint(tensors: Iterable[onnx.TensorProto], inferred: onnx.ModelProto) -> Footprint:
-    """Return how much memory the weights and the largest value of a model need. `inferred` is the model with inferred
-    shapes. A dynamic dimension counts as 1."""
+    """Return the bytes of the weights (`tensors`) and of the largest value of a model. `inferred` is the model with
+    inferred shapes. A dynamic dimension counts as 1."""
     weights = sum(math.prod(tensor.dims) * BITS.get(tensor.data_type, 8) // 8 for tensor in tensors)
     largest, name = max(_sizes(inferred), default=(0, ""))
     return Footprint(weights, largest, name)

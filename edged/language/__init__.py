@@ -1,1 +1,1 @@
-"""Language models in the daemon: their hosts and queues, the choice of a runtime, and checks of its answers."""
+"""Language models in the daemon: their hosts and queues, the choice of a runtime, and checks of answers."""

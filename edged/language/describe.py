@@ -1,8 +1,8 @@
 """Describes what cameras see. A rule watches a camera's detections, and sends the best frame to a language model.
 
-A rule makes at most one description per `every_seconds`, and one at a time. Descriptions have the lowest priority: they
-wait for all chats. A description shows the best frame of a period of `seconds`. Therefore the rule copies no frames in
-the first `every_seconds` minus `seconds` after a description.
+A rule makes one description at a time, and at most one per `every_seconds`. Descriptions have the lowest priority: they
+wait for all chats. A description is about the best frame of a period of `seconds`. So the rule needs no frames in the
+first `every_seconds` minus `seconds` after a description.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from edged.tasks import TaskGroup
 from edged.vision.detections import Detections, class_name
 
 _LOG = logging.getLogger("edged.language")
-_LOOK_SECONDS = 0.2  # least time between two frames that a rule looks at
-_GAP_SECONDS = 1.5  # a class that the frames of this time do not show has gone
-_MOST_INTERVALS = 3  # a longer time without a frame, in intervals between frames, ends what was seen before
-_LONGEST_INTERVAL = 60.0  # a longer time without a frame is no interval between frames
+_LOOK_SECONDS = 0.2  # least time between two frames that a rule examines
+_GAP_SECONDS = 1.5  # if the frames of this time show no class of the rule, the objects have gone
+_MOST_INTERVALS = 3  # if no frame comes for this many of the usual intervals, earlier frames no longer count
+_LONGEST_INTERVAL = 60.0  # a longer time without a frame does not count as an interval between frames
 
 
 class Watch:
@@ -37,14 +37,13 @@ class Watch:
     def __init__(self, rule: Describe) -> None:
         self.rule = rule
         self._looked = self._described = -1e9
-        self._shown = self._seen = -1e9  # when the last frame came, and the last one with a class of the rule
-        self._intervals = 0.0, 0.0  # the last two between frames; longer ones than _LONGEST_INTERVAL do not count
-        self._since: float | None = None  # since when a class is seen
+        self._shown = self._seen = -1e9  # when the last frame came, and the last frame with a class of the rule
+        self._intervals = 0.0, 0.0  # the last two intervals between frames, each at most _LONGEST_INTERVAL
+        self._since: float | None = None  # since when frames show a class of the rule
         self._best: tuple[float, Tapped] | None = None
 
     def wants(self, now: float) -> bool:
-        """Whether the rule examines a frame that arrives now. If so, record `now` as the time of the last examined
-        frame."""
+        """Whether the rule examines a frame that arrives at `now`. If so, record `now`."""
         is_due = now - self._described >= self.rule.every_seconds - self.rule.seconds
         if not is_due or now - self._looked < _LOOK_SECONDS:
             return False
@@ -52,8 +51,8 @@ class Watch:
         return True
 
     def see(self, frame: Tapped, score: float | None, now: float) -> Tapped | None:
-        """Record a frame. `score` is the best score of the rule's classes in this frame, None if the frame shows none
-        of them. Return the frame to describe, or None if no description is due."""
+        """Record a frame. `score` is the best score of the rule's classes in this frame; None if the frame shows no
+        such class. Return the frame to describe, or None if no description is due."""
         interval = now - self._shown
         is_interrupted = interval > max(_GAP_SECONDS, _MOST_INTERVALS * min(self._intervals))
         self._shown = now
@@ -83,13 +82,12 @@ class Describer:
     def __init__(
         self, find: Callable[[str], PlannedLanguageModel], emit: Callable[[What, str], None], tasks: TaskGroup
     ) -> None:
-        """The attribute `give` may be set later. `give` is called with the camera, the rule and the text of each
-        description."""
+        """The attribute `give`, which may be set later, is called with camera, rule and text of each description."""
         self.give: Callable[[str, str, str], None] = lambda camera, rule, text: None
         self._find, self._emit, self._tasks = find, emit, tasks
         self._watches: dict[str, Watch] = {}
         self._busy: set[str] = set()
-        self.problems: dict[str, str] = {}  # by rule: why its last description failed
+        self.problems: dict[str, str] = {}  # maps each rule whose last description failed to the reason
 
     def reconfigure(self, rules: Mapping[str, Describe]) -> None:
         """Apply the rules of the configuration. An unchanged rule keeps what it has seen."""

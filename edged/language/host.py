@@ -31,7 +31,7 @@ _STOP_SECONDS = 3.0
 
 
 class LanguageHost:
-    """A running host with an opened model. `lost` says why the host no longer answers; empty while it answers."""
+    """A running host with an opened model. `lost` says why the host no longer answers; empty while the host answers."""
 
     def __init__(self, form: Form, version: str) -> None:
         """Call `start` instead. `version` is the version of the runtime on disk."""
@@ -118,7 +118,7 @@ class LanguageHost:
         await self.stop()
 
     async def stop(self) -> None:
-        """End the process; its requests fail with HostLost."""
+        """End the process. Its requests fail with HostLost."""
         self.lost = self.lost or "was stopped"
         if self._process is not None:
             self._process.end("was stopped")

@@ -1,5 +1,4 @@
-"""One language model in the daemon: its files, the host that generates answers, and the change to another host while
-the model serves."""
+"""One language model in the daemon: its files, its host, and the replacement of the host while the model serves."""
 
 from __future__ import annotations
 
@@ -44,13 +43,13 @@ from edged.models.language import Form, LanguageFiles, LanguageSettings
 from edged.serving import memory
 
 _LOG = logging.getLogger("edged.language")
-_PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0)  # before the next try after a failure that may pass
+_PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0)  # before the next try, after a failure that may be temporary
 _HEALTHY_S = 60.0
 _PATIENCE_S = 60.0  # how long a request waits for a host that is being started
-_REPEATED = 2  # after this many failures in a row to open a host, requests do not wait for the next try
+_REPEATED = 2  # if a host could not be opened this many times in a row, requests do not wait for the next try
 _PASSING = (HostLost, NotReady, OutOfMemory)
 _SPARE_MB = 256  # of the box's memory that a new host must leave free
-_LIMIT_SHARE, _LIMIT_MB = 1.5, 512  # a host may use the estimated memory times the first number, plus the second
+_LIMIT_SHARE, _LIMIT_MB = 1.5, 512  # a host's memory limit in MiB: 1.5 times the estimated memory, plus 512
 
 
 class LanguageState(str, enum.Enum):
@@ -86,7 +85,7 @@ class Counts(msgspec.Struct):
 
 
 class _Wanted(NamedTuple):
-    """Properties that the serving host must have. If they change, another host is started. `memory_mb` is the model's
+    """Properties that the serving host must have. If these change, another host replaces it. `memory_mb` is the model's
     memory setting in MiB; 0 means that edged estimates the memory."""
 
     form: Form
@@ -107,14 +106,14 @@ class PlannedLanguageModel:
         self.host: LanguageHost | None = None
         self.digest = ""
         self.figures: Figures | None = None
-        self.choice = ""  # why this runtime serves, if there was a choice
+        self.choice = ""  # the speeds that decided which runtime serves; empty if only one can serve
         self.swaps = 0
         self.counts = Counts()
         self.turns = Turns(self.settings.requests, self.settings.waiting)
         self._serving: _Wanted | None = None
         self._digest_of = ""  # the stamp for which the digest was computed
-        self._failures = 0  # in a row, to open a host
-        self._is_judged = False  # whether `problem` is about the newest content and box
+        self._failures = 0  # how many times in a row a host could not be opened
+        self._is_judged = False  # whether `problem` is about the newest content of the model, on the box as it is now
         self._is_stopped = False
         self._changed, self._moved = asyncio.Event(), asyncio.Event()
         self._draining: dict[asyncio.Task[None], LanguageHost] = {}
@@ -186,7 +185,7 @@ class PlannedLanguageModel:
         Raises Overloaded, NotReady, DeadlineExceeded or HostLost. Raises InvalidInput if the host cannot generate an
         answer to the request.
         """
-        # A task generates the answer: otherwise a slow reader would keep its turn, and escape the time limit.
+        # A task generates the answer. Without the task, a slow reader would keep its turn and escape the time limit.
         made: asyncio.Queue[m.Text | EdgedError | None] = asyncio.Queue()  # bounded by the tokens of an answer
         task = asyncio.ensure_future(self._make(wanted, stop, client, made, is_low=is_low))
         try:
@@ -233,7 +232,7 @@ class PlannedLanguageModel:
         *,
         is_last: bool,
     ) -> bool:
-        """Generate an answer once; return whether to try again, because the host was lost before the first text."""
+        """Generate an answer. Return True if the host was lost before the first text, so that another try is needed."""
         host, has_answered, counts = await self._ready_host(end), False, self.counts
         try:
             async with aclosing(host.generate(wanted, stop)) as texts:
@@ -261,7 +260,8 @@ class PlannedLanguageModel:
             ) from None
 
     async def _ready_host(self, end: float) -> LanguageHost:
-        """Return the host, and wait for it until `end` (monotonic seconds), but not longer than 60 s."""
+        """Return the host. Wait for the host at most 60 s, and at most until `end` (monotonic seconds). Raises
+        NotReady, or DeadlineExceeded at `end`."""
         patience = time.monotonic() + _PATIENCE_S
         while self.host is None or self.host.lost:
             if self._is_stopped:
@@ -287,7 +287,7 @@ class PlannedLanguageModel:
     # -- the host ----------------------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        """Keep a host running that has the wanted properties, until cancelled."""
+        """Keep a host with the wanted properties running, until this task is cancelled."""
         backoff = Backoff(_PAUSES_S, _HEALTHY_S)
         while True:
             self._changed.clear()
@@ -414,7 +414,7 @@ class PlannedLanguageModel:
 
     @staticmethod
     def _opening(form: Form, files: LanguageFiles, settings: LanguageSettings) -> Opening:
-        threads = settings.threads or max(1, (os.cpu_count() or 1) - 1)  # one is left for cameras
+        threads = settings.threads or max(1, (os.cpu_count() or 1) - 1)  # one CPU is left for cameras
         return Opening(form.path, threads, files.limit(settings), settings.requests)
 
     async def _start(self, wanted: _Wanted, files: LanguageFiles, settings: LanguageSettings) -> LanguageHost:
@@ -433,7 +433,7 @@ class PlannedLanguageModel:
                     return await LanguageHost.start(
                         wanted.form, wanted.version, wanted.how, folders, limit, self.entry.name
                     )
-            # Its requests may take long, and other models can open their hosts meanwhile.
+            # The lock is released: requests of this host may take long, and other models can open hosts meanwhile.
             try:
                 await before.drain()
             finally:

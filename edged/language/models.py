@@ -1,4 +1,4 @@
-"""All language models of the daemon."""
+"""The language models of the daemon, by name and version."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LanguageModels:
         return further
 
     def require(self, name: str) -> PlannedLanguageModel:
-        """Return the model with this name, or the only model if the name is empty. Raises ModelNotFound."""
+        """Return the model `name`, or the only model if `name` is empty. Raises ModelNotFound without such a model."""
         if not name and len(self.models) == 1:
             return next(iter(self.models.values()))
         planned = self.find(name) if name else None
@@ -97,7 +97,7 @@ class LanguageModels:
 
     @property
     def are_ready(self) -> bool:
-        """Whether every model is ready or refused, so that none is still being loaded."""
+        """Whether every model is ready or refused; false while a model is being loaded."""
         return all(planned.state is not LanguageState.LOADING for planned in self.models.values())
 
     async def stop(self) -> None:

@@ -27,10 +27,10 @@ _QUESTIONS = (
     "Is a person at the gate? Answer yes or no.",
 )
 _TOKENS = 16
-# How many characters of an answer are compared. After them, two tokens may be nearly equally probable, so the greedy
-# answers of two correct runtimes may differ.
+# This many characters of an answer are compared. In a longer text, two tokens may be nearly equally probable, so that
+# greedy answers of two correct runtimes differ.
 _SHORT = 24
-_LEAST_EQUAL = 0.5  # of the questions
+_LEAST_EQUAL = 0.5  # the least share of the questions whose answers must be equal
 _TIMED_TOKENS, _TIMED_WORDS = 32, 48
 
 
@@ -97,13 +97,13 @@ def require_equal(before: Sequence[str], now: Sequence[str], old: str, new: str)
 
 
 async def measure(host: LanguageHost) -> Figures:
-    """Measure the speed of an idle host."""
+    """Measure the speed of an idle host with a prompt of about 48 words and an answer of at most 32 tokens."""
     words = " ".join(f"camera {number}" for number in range(_TIMED_WORDS // 2))
     try:
         await ask(host, words, 2)  # the first request is slow: the runtime allocates memory
     except InvalidInput:  # too long for a small context
         words = "x"
-    # This prompt begins differently, because a runtime does not process the beginning of an earlier prompt again.
+    # This prompt begins differently, because a runtime may reuse the beginning of an earlier prompt.
     _, first, seconds, tokens = await ask(host, f"Again: {words}", _TIMED_TOKENS)
     return Figures(first, (tokens - 1) / seconds if tokens > 1 and seconds > 0 else 1 / max(first, 1e-6))
 

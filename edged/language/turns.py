@@ -1,4 +1,4 @@
-"""The queue of a language model: it decides which request is answered next. Clients take turns, so that a client
+"""The queue of a language model, which decides which request is answered next. Clients take turns, so that a client
 with many requests does not delay the others. Requests of low priority wait until no other request waits."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Waiting:
 
 
 class Turns:
-    """Allows at most `most` answers to be generated at once, and at most `waiting` requests to wait."""
+    """Limits a model to `most` answers that are generated at once, and to `waiting` requests that wait."""
 
     def __init__(self, most: int, waiting: int) -> None:
         self.most, self.waiting = most, waiting

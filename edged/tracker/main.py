@@ -1,6 +1,6 @@
 """The tracker's process. It has one tracker for each camera, which assigns ids to the detections of each frame.
 
-It is a separate process, so that the daemon does not load the tracking library and does not crash with it.
+The process is separate, so that the daemon does not load the tracking library and does not crash with the library.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _OURS = ("trackers", "supervision", "scipy")
 
 
 def main() -> int:
-    """`python -m edged.tracker.main PARENT_PID REACH`: read requests on standard input, answer on standard output."""
+    """Run `python -m edged.tracker.main PARENT_PID REACH`: read requests on standard input, answer on standard
+    output."""
     answers = process.become_child(int(sys.argv[1]))
     confine.everything(Reach.parsed(sys.argv[2]))
-    # Matrices of 8x8 are slower with several threads, which wait by spinning.
+    # With several threads, the work on 8x8 matrices is slower, and the threads spin while they wait.
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     serve(sys.stdin.buffer, answers)
@@ -33,7 +34,7 @@ def main() -> int:
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Serve requests until the daemon closes the pipe. Raises the decoder's error if a request is invalid."""
-    # Import this only after the environment is set: libraries read it while they are imported.
+    # These imports follow the settings of the environment, which libraries read while they are imported.
     import msgspec
 
     from edged.decoding import ready

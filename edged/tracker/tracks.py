@@ -1,11 +1,10 @@
 """Matches the detections of a camera's frame with the objects of earlier frames.
 
-The tracker is ByteTrack, from the library `trackers`. This module does what the library leaves to its caller. It
-returns ids in the order of the detections. New ids are higher than those of an earlier tracker of the camera.
-Detections of different classes are never matched. Frames may be far apart, and the camera's clock may stand still or
-jump.
+The tracker is ByteTrack, from the library `trackers`. This module adds to the library: ids are in the order of the
+detections; new ids are higher than those of an earlier tracker of the camera; detections of different classes are never
+matched; frames may be far apart, and the camera's clock may stand still or jump.
 
-Only the tracker's process imports this module: the library brings OpenCV, SciPy and 100 MB of memory.
+Only the tracker's process imports this module: the library imports OpenCV and SciPy, and takes 100 MB of memory.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ MOST = 1000
 """The maximum number of detections of a frame that are followed. If a frame has more, those with the best scores are
 followed. The cost of association is at least quadratic."""
 
-_NOMINAL = 30.0  # frames per second that the library's noise constants are made for; other rates are scaled to it
-_SURE = 0.4  # detections with at least this score may begin a track; others may only continue one
+_NOMINAL = 30.0  # frames per second that the library's noise constants are for; other rates are scaled to this rate
+_SURE = 0.4  # detections with at least this score may begin a track; other detections can only continue a track
 _LOST_SECONDS = 2.0  # after this time without a detection, an object that reappears gets a new id
-_LONGEST_GAP = 60.0  # seconds: tracks are lost after that anyway, and numbers stay small
-# Boxes of one object overlap while frames are at most this many seconds apart. Beyond that the prediction is uncertain,
-# and boxes are compared with a margin around them. Measured with moving shapes at 2 to 30 frames per second: with a
-# margin at all rates, neighbours are confused; without margins, objects are lost below 10 frames per second.
+_LONGEST_GAP = 60.0  # seconds: a longer gap counts as this, because all tracks are lost by then
+# Boxes of one object overlap while frames are at most this many seconds apart. After a longer gap the prediction is
+# uncertain, so boxes are compared with a margin around them. Measured with moving shapes at 2 to 30 frames per second:
+# with a margin at all rates, neighbours are confused; without margins, objects are lost below 10 frames per second.
 _SURE_GAP = 0.1
 _MARGIN_PER_SECOND = 5.0  # in widths and heights of the box, on each side
 _LARGEST_MARGIN = 1.0
@@ -46,7 +45,7 @@ class ByteTracker:
         self.last = self._after = after  # the highest id so far
         self._overlap = trackers.BIoU(0.0)
         self._library = trackers.ByteTrackTracker(
-            lost_track_buffer=round(_LOST_SECONDS * 30),  # the library defines it in thirtieths of a second
+            lost_track_buffer=round(_LOST_SECONDS * 30),  # in thirtieths of a second
             frame_rate=_NOMINAL,
             track_activation_threshold=_SURE,
             high_conf_det_threshold=_SURE,
@@ -109,5 +108,5 @@ def margin(gap: float) -> float:
 
 
 def _can_be_followed(boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-    """Return which boxes have an area and lie within `_FARTHEST` pixels of the origin, bool [n]; False for NaN."""
+    """Return which boxes have an area and are within `_FARTHEST` pixels of the origin, bool [n]; False for NaN."""
     return (np.abs(boxes) < _FARTHEST).all(axis=1) & (boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3])

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def open_device(number: int = 0) -> Device:
     """Open a GPU by its number: GPUs are counted from 0 in the order of their PCI addresses, as in the device's facts.
 
-    Raises Unsupported if cuda-bindings cannot be imported. Raises EngineUnusable if no driver or no such device exists,
-    or if CUDA numbers the devices differently in this process (see `require_number`).
+    Raises Unsupported if cuda-bindings cannot be imported. Raises EngineUnusable if there is no driver or no device
+    with this number, or if CUDA numbers the devices differently in this process (see `require_number`).
     """
     nvidia.use_pci_order()
     try:
@@ -35,12 +35,12 @@ def open_device(number: int = 0) -> Device:
 
 
 def require_number(number: int, address: str) -> None:
-    """Raise EngineUnusable unless CUDA's device `number` is the GPU at PCI address `address`. Engine keys refer to this
-    GPU by its name in the device facts, `cuda:N`.
+    """Raise EngineUnusable if edged's number of the GPU at PCI address `address` is not `number`, CUDA's number of the
+    GPU. Engine keys refer to the GPU by edged's number.
 
-    `use_pci_order` of `edged.device.nvidia` makes CUDA count devices in the order of the facts. The orders still differ
-    if CUDA was initialised before that call, or if a container has only some of the GPUs that /proc lists. A GPU of a
-    SoC is not checked, because it has no PCI address in /proc.
+    `use_pci_order` of `edged.device.nvidia` makes CUDA count devices as edged does. The numbers still differ if CUDA
+    was initialised before that call, or if a container has only some of the GPUs that /proc lists. The GPU of a SoC is
+    not checked, because it has no PCI address in /proc.
     """
     known = nvidia.addresses(Root())
     if address in known and known.index(address) != number:

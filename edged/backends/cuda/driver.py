@@ -7,8 +7,8 @@
         event.synchronize()                       # sleeps, with the interpreter's lock released
 
 A call that the driver refuses raises EngineUnusable, which names the call and CUDA's error. If submitted work fails, a
-later call, often `synchronize`, reports the error. After some errors (an illegal address) every later call of the
-process fails. Sizes are in bytes; addresses are like those from `cudaMalloc`.
+later call, often `synchronize`, raises the error. After some errors, such as an illegal address, every later call in
+the process fails. Sizes are in bytes; addresses are like those from `cudaMalloc`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edged.backends.contract import one_line
 from edged.errors import EdgedError, EngineUnusable
 
 _ATTRIBUTE = driver.CUdevice_attribute
-# A thread that waits sleeps instead of spinning: cameras need the processor.
+# Waiting threads sleep instead of spinning, because cameras need the processor.
 _EVENT = int(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC) | int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 _MAPPED = int(driver.CU_MEMHOSTALLOC_DEVICEMAP)
@@ -47,7 +47,7 @@ class DeviceProperties(msgspec.Struct, frozen=True):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the device accesses host memory as fast as its own, so that copies are unnecessary."""
+        """Whether device and host use the same memory, so that copies are unnecessary."""
         return self.is_integrated and self.can_map_host_memory
 
 
@@ -68,8 +68,8 @@ class DeviceMemory:
 class HostMemory:
     """Page-locked memory of the host.
 
-    `array` is a view of all bytes, uint8 [size]; after `free`, access to this or a derived view crashes the process.
-    `device_address` is the memory's address on the device; 0 if the memory is not `mapped`.
+    `array` is a view of all bytes, uint8 [size]. After `free`, an access to this view or a derived view crashes the
+    process. `device_address` is the memory's address on the device; 0 if the memory is not `mapped`.
     """
 
     def __init__(self, size: int, mapped: bool) -> None:
@@ -92,7 +92,7 @@ class HostMemory:
 
 
 class Event:
-    """A point in a stream. An event that no stream has recorded counts as passed."""
+    """A point in a stream. Before a `record` of the event, `synchronize` and `Stream.wait` do not wait."""
 
     def __init__(self) -> None:
         self.raw = _call(driver.cuEventCreate, _EVENT)
@@ -141,20 +141,19 @@ class Stream:
         _call(driver.cuMemcpyDtoHAsync, host.address, memory.address, size, self._raw)
 
     def record(self, event: Event) -> None:
-        """Make the event pass when all work that was submitted so far is done. This call replaces an earlier
-        `record`."""
+        """Put the event after all work that was submitted so far. This call replaces an earlier `record`."""
         _call(driver.cuEventRecord, event.raw, self._raw)
 
     def wait(self, event: Event) -> None:
-        """Delay all work that is submitted later until the event has passed. Only a `record` before this call
-        counts."""
+        """Delay all work that is submitted later until the work before the event is done. Only a `record` before this
+        call counts."""
         _call(driver.cuStreamWaitEvent, self._raw, event.raw, 0)
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """Return a graph of what `work` submits to this stream. The submitted work is not run.
 
         Other threads may use other streams meanwhile. Raises EngineUnusable if `work` submits something that cannot be
-        captured, and passes on errors of `work`. The stream stays usable in both cases.
+        captured. Errors of `work` are raised unchanged. The stream stays usable in both cases.
         """
         _call(driver.cuStreamBeginCapture, self._raw, _MODE)
         try:
@@ -186,8 +185,8 @@ class Stream:
 
 
 class _Current:
-    """A context manager: pushes CUDA's context on the thread's stack at the start, and pops it at the end. It has no
-    state of its own, so several threads may use it at once."""
+    """A context manager that makes CUDA's context current in the thread and removes it at the end. It stores nothing
+    about the thread, so several threads may use one object at once."""
 
     def __init__(self, context: object) -> None:
         self._context = context
@@ -211,15 +210,14 @@ class Device:
         self._current = _Current(_call(driver.cuDevicePrimaryCtxRetain, self._device))
 
     def current(self) -> _Current:
-        """Return a context manager that makes the device current in the calling thread. It is cheap and may be
-        nested."""
+        """Return a cheap context manager that makes the device current in the calling thread. It can be nested."""
         return self._current
 
     def allocate(self, size: int) -> DeviceMemory:
         return DeviceMemory(size)
 
     def allocate_host(self, size: int, *, mapped: bool = False) -> HostMemory:
-        """Allocate page-locked memory; with `mapped` the device can access it in place."""
+        """Allocate page-locked memory. With `mapped`, the device can access the memory in place."""
         return HostMemory(size, mapped)
 
     def stream(self) -> Stream:
@@ -261,7 +259,7 @@ def _require_within(size: int, memory: DeviceMemory, host: HostMemory) -> None:
 
 
 def _call(function: Callable[..., Any], *arguments: object) -> Any:  # the package has no types
-    """Call a function of the driver; return its results without the error: (), one value, or a tuple.
+    """Call a function of the driver. Return its results without the error code: (), one value, or a tuple of several.
 
     Raises EngineUnusable if the function reports an error, or if the driver is missing or lacks the function.
     """

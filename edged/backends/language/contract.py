@@ -1,5 +1,4 @@
-"""The interface of a runtime of language models. A runtime opens a model, and generates text for several requests in
-steps."""
+"""The interface of a runtime that opens language models and generates text for several requests in steps."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ Reason: TypeAlias = Literal["", "stop", "length"]
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How tokens are chosen. With `temperature` 0 the most probable token is chosen. `seed` makes an answer repeatable;
-    None for a random seed. `grammar` is a JSON schema or a regular expression that the text must follow, and `guidance`
-    says which of the two. Both are empty for free text."""
+    """How tokens are chosen. With `temperature` 0 the most probable token is chosen. A `seed` makes an answer
+    repeatable; with None the seed is random. `grammar` is a JSON schema or a regular expression that the text must
+    match, and `guidance` says which of the two. Both are empty for free text."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -26,7 +25,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 class Generation(msgspec.Struct, frozen=True):
     """A request to generate text. `messages` is JSON: a list of messages as in OpenAI's protocol, in which a picture is
-    the part {"type": "image"}. `tools` is JSON or empty. If `messages` is empty, `prompt` is used without a chat
+    the part {"type": "image"}. `tools` is JSON or empty. If `messages` is empty, the model gets `prompt` without a chat
     template. `pictures` are JPEG or PNG files in the order of their parts. At most `most_tokens` are generated."""
 
     messages: str = ""
@@ -38,7 +37,7 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 class Prompt(NamedTuple):
-    """The number of tokens in a request's prompt. `cached` of these tokens were already computed for an earlier
+    """The number of tokens in a request's prompt. `cached` is how many of these were already computed for an earlier
     request."""
 
     tokens: int
@@ -60,8 +59,8 @@ class Step(NamedTuple):
 
 class Opening(msgspec.Struct, frozen=True):
     """How to open a model. `file` is the path of the file that the runtime opens; `edged.models.language` lists the
-    possible files. `threads` is the number of CPU threads. `context` is the largest number of tokens of a prompt with
-    its answer. `most` is the largest number of requests at once."""
+    possible files. `threads` is the number of CPU threads. `context` is the largest number of tokens of a prompt and
+    its answer together. `most` is the largest number of requests at once."""
 
     file: str
     threads: int = 1
@@ -70,7 +69,7 @@ class Opening(msgspec.Struct, frozen=True):
 
 
 class LanguageModel(Protocol):
-    """An opened model. Not safe for several threads."""
+    """An opened model. Only one thread may use it."""
 
     context: int
     """The largest number of tokens of a prompt and its answer together."""
@@ -79,22 +78,21 @@ class LanguageModel(Protocol):
     has_tools: bool
     """Whether the model's chat template takes tools."""
     fallback: str
-    """Why the model does not run on the devices that its configuration names; empty if it does."""
+    """The reason why the model does not run on the devices that its configuration names; empty if it does."""
 
     def begin(self, number: int, wanted: Generation) -> int:
-        """Add a request and return the number of tokens in its prompt. Raises InvalidInput if the model cannot answer
-        the request."""
+        """Add a request and return the number of tokens in its prompt. Raises InvalidInput if no answer is possible."""
 
     def cancel(self, number: int) -> None:
-        """Remove a request; nothing happens if it has ended."""
+        """Remove a request. Do nothing if the request has ended."""
 
     @property
     def is_busy(self) -> bool:
         """Whether `step` has something to do."""
 
     def step(self) -> Sequence[Step]:
-        """Read a part of a prompt, or generate a token for each running request. Raises EngineUnusable if the model
-        cannot be used any more."""
+        """Do the next piece of work: process a part of a prompt, or generate a token for each running request. Raises
+        EngineUnusable if the model cannot be used any more."""
 
 
 class LanguageRuntime(Protocol):

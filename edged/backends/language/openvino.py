@@ -1,5 +1,6 @@
 """Language models on OpenVINO GenAI: folders with openvino_model.xml, and GGUF files. The runtime itself combines
-requests into a batch at each step, and caches the beginnings of prompts that several requests share."""
+requests into a batch at each step. It also caches the beginnings of prompts, for later requests with the same
+beginning."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# As in `backends/openvino.py`: without the package there is no telemetry.
+# As in `backends/openvino.py`, this entry prevents telemetry: OpenVINO cannot import its telemetry package.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None is how an import is blocked
 
 import numpy as np
@@ -65,12 +66,12 @@ class OpenvinoLanguageModel:
         scheduler = ov.SchedulerConfig()
         scheduler.max_num_seqs = how.most
         scheduler.enable_prefix_caching = True
-        # Blocks for one more request, for the beginnings of prompts that are kept.
+        # The blocks of `most` requests, and those of one more request for cached beginnings of prompts.
         scheduler.num_kv_blocks = -(-how.context // _BLOCK) * (how.most + 1)
         path = how.file if how.file.endswith(".gguf") else how.file.rpartition("/")[0]
         properties: dict[str, int | str] = {"INFERENCE_NUM_THREADS": how.threads}
         if min(how.threads, len(os.sched_getaffinity(0))) == 1:
-            # Otherwise OpenVINO uses bfloat16 with AMX, and divides by zero (openvinotoolkit/openvino#33300).
+            # On one thread, OpenVINO with AMX chooses bfloat16 and divides by zero (openvinotoolkit/openvino#33300).
             properties["INFERENCE_PRECISION_HINT"] = "f32"
         self._open: Callable[[], Any] = lambda: ov.ContinuousBatchingPipeline(path, scheduler, "CPU", properties)
         self._pipeline = self._open()
@@ -172,9 +173,9 @@ class OpenvinoLanguageModel:
         return steps
 
     def _without_suspects(self, error: RuntimeError) -> list[Step]:
-        """Open the pipeline again, because it no longer works after an error. The requests that probably caused the
-        error end: those with a grammar and without a generated token. All other requests continue. Raises
-        EngineUnusable if no request is suspect."""
+        """Open the pipeline again, because it no longer works after an error. End the requests that probably caused the
+        error: those with a grammar and without a generated token. All other requests continue. Raises EngineUnusable if
+        there is no such request."""
         suspects = [each for each in self._requests.values() if each.wanted.sampling.guidance and not each.made]
         if not suspects:
             raise EngineUnusable(f"OpenVINO GenAI failed: {one_line(error)}") from error

@@ -1,13 +1,13 @@
 """Language models on ONNX Runtime GenAI. A model is a folder with genai_config.json.
 
-On a CPU the library's engine computes a batch that cannot change: a request that comes later would wait for the whole
-batch. Therefore edged makes the batches. It moves running and waiting requests into a new batch if this saves time. The
-move also costs time, because the new batch must read the tokens of the running requests again. A request with a seed,
-guidance, pictures or a long prompt cannot be in a batch, so it has its own generator. All batches and generators take
-turns, a token at a time.
+On a CPU, no request can join a batch of the library's engine later: it would wait until the whole batch has ended. So
+edged forms the batches. It moves running and waiting requests into a new batch if this saves time. The move also costs
+time, because the new batch must read the tokens of the running requests again. A request with a seed, guidance or a
+long prompt cannot be in a batch, so it has its own generator. So has every request to a model that takes pictures. All
+batches and generators take turns, a token at a time.
 
-The generator of an ended request is kept. A later request with the same beginning, such as a system prompt, continues
-with this generator.
+The last few generators of ended requests are kept. A later request with the same sampling and the same beginning, such
+as a system prompt, continues with a kept generator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-# Read when the library is loaded; without it the library writes into the home folder.
+# The library reads this variable when it is loaded. Without the variable, it writes into the home folder.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import onnxruntime_genai as og
@@ -27,10 +27,10 @@ from edged.backends.language.contract import Generation, Opening, Step
 from edged.backends.language.ort_groups import Alone, Batch, Group, Kept, Request, set_sampling
 from edged.errors import EngineUnusable, InvalidInput
 
-_LEAST_SHARE = 0.5  # a kept generator continues with a new prompt only if it knows this share of the prompt
-_KEPT = 2  # most generators of ended requests that are kept
+_LEAST_SHARE = 0.5  # a kept generator is used for a new prompt only if it has read at least this share of the prompt
+_KEPT = 2  # at most this many generators of ended requests are kept
 _PROBE = json.dumps([{"role": "user", "content": "x"}])
-# What stands for a picture in a prompt, by the model's type. {} is the picture's number.
+# The text that stands for a picture in a prompt, by the model's type. {} is the picture's number.
 _MARKS = {
     "phi3v": "<|image_{}|>\n",
     "phi4mm": "<|image_{}|>",
@@ -104,7 +104,7 @@ class OrtLanguageModel:
                 " prompt, or raise the model's setting language.context"
             )
         request = Request(number, ids, wanted, self._tokenizer.create_stream(), inputs)
-        if wanted.sampling.guidance:  # not waiting, so that an invalid grammar is refused now
+        if wanted.sampling.guidance:  # its generator is created now, so that `begin` refuses an invalid grammar
             self._groups.append(self._alone(request))
         else:
             self._waiting.append(request)
@@ -220,8 +220,8 @@ class OrtLanguageModel:
             raise
 
     def _keep(self, group: Group, ended: set[int]) -> None:
-        """Keep the generator of an ended request, and drop the oldest kept generators if there are too many. Running
-        requests and kept generators together may be at most `_most`, because memory is planned for this number. But one
+        """Keep the generator of an ended request, and drop the oldest kept generators if there are too many. Memory is
+        planned for `_most` requests, so running requests and kept generators together may be at most `_most`. One
         generator may be kept in any case."""
         if not isinstance(group, Alone) or not any(each.number in ended for each in group.requests):
             return
@@ -233,8 +233,8 @@ class OrtLanguageModel:
 
 
 def _opened(folder: str, overlay: str) -> tuple[Any, str]:
-    """Open a model on the devices of its configuration, or on the CPU if that fails. Return the model, and why it does
-    not run on those devices (empty if it does)."""
+    """Open a model on the devices of its configuration, or on the CPU if that fails. Return the model, and the error of
+    the first attempt (empty if it succeeded)."""
     config = og.Config(folder)
     config.overlay(overlay)
     try:
@@ -258,7 +258,7 @@ def _templates(folder: Path) -> list[str]:
 
 def _whole(picture: bytes) -> bytes:
     """Decode a picture and encode it again as a complete JPEG, because a damaged file would crash the runtime's decoder
-    and the process. Raises InvalidImage."""
+    and the process. Raises InvalidImage if the picture cannot be decoded."""
     from edged.vision import draw, image  # OpenCV, which few models need
 
     return draw.encode_jpeg(image.decode(picture), quality=95)

@@ -12,7 +12,7 @@ from edged.backends.language.contract import Generation, Prompt, Reason, Samplin
 
 _CHUNK = 128  # tokens of a prompt that are read at once, so that other requests continue in between
 _SHORT_PROMPT = 512  # tokens; a longer prompt is not read in a batch
-_WORTH = 4  # a request is moved if its tokens so far are at most this many times the tokens still to be generated
+_WORTH = 4  # a request is moved if it has at most this many times as many tokens as are still to be generated
 _FAR = 256  # the most tokens that a request is expected to generate
 
 
@@ -22,7 +22,7 @@ class Request:
     def __init__(self, number: int, ids: list[int], wanted: Generation, stream: Any, inputs: Any = None) -> None:
         self.number, self.ids, self.wanted, self.inputs = number, ids, wanted, inputs
         self.made: list[int] = []
-        self.prompt: Prompt | None = None  # until it is reported with the first token
+        self.prompt: Prompt | None = None  # set when the request starts; reported once, with the first token
         self._stream = stream
 
     @property
@@ -40,7 +40,7 @@ class Request:
         return len(self.ids) + len(self.made) <= _WORTH * min(self.left, _FAR)
 
     def took(self, token: int, ends: Sequence[int], reason: Reason = "") -> Step:
-        """Add a generated token and return its step; `ends` are the tokens that end a text."""
+        """Add a generated token, and return the step that reports it. `ends` are the tokens that end a text."""
         self.made.append(token)
         reason = "stop" if token in ends else reason or ("length" if self.left <= 0 else "")
         text = "" if token in ends else self._stream.decode(token)
@@ -63,7 +63,7 @@ class Kept:
 
     def shared(self, request: Request) -> int:
         """Return how many of a request's first tokens the generator has read; 0 if the sampling differs. The last token
-        of the prompt does not count: it must be read again to get the scores of the next token."""
+        of the prompt does not count: the model must read it again to compute the scores of the next token."""
         if request.wanted.sampling != self._sampling:
             return 0
         most = min(len(self._ids), len(request.ids) - 1)
@@ -104,8 +104,7 @@ class Alone:
         return [request.took(token, self._ends, "length" if self.generator.is_done() else "")]
 
     def cancel(self, request: Request) -> None:
-        """Do nothing. The generator computes only during `step`, and after a cancellation `step` is not called
-        again."""
+        """Do nothing: the generator computes only during `step`, which is not called after a cancellation."""
 
 
 class Batch:
@@ -164,7 +163,7 @@ _REASONS: dict[str, Reason] = {
 
 
 def set_sampling(parameters: Any, sampling: Sampling, context: int) -> None:
-    """Set how the tokens of a generator are chosen. Raises RuntimeError for a grammar that cannot be used."""
+    """Set how the tokens of a generator are chosen. The library checks a grammar only when it creates the generator."""
     options: dict[str, Any] = {"max_length": context, "do_sample": sampling.temperature > 0}
     if sampling.temperature > 0:
         options |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
@@ -176,8 +175,8 @@ def set_sampling(parameters: Any, sampling: Sampling, context: int) -> None:
 
 
 def _compact(sampling: Sampling) -> str:
-    """Return the grammar. A JSON schema gets an option that forbids spaces between tokens, because a model could
-    generate spaces without end."""
+    """Return the grammar. A JSON schema gets an option that forbids optional spaces, because a model could generate
+    spaces without end. A schema that is not an object, such as `true`, becomes {}."""
     if sampling.guidance != "json_schema":
         return sampling.grammar
     schema = json.loads(sampling.grammar)

@@ -1,4 +1,4 @@
-"""The runtimes of language models: their names and modules, and which of them this box has."""
+"""The runtimes of language models: their names, modules and titles, and the version that this box has."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _ABSENT = re.compile(r"(lib[\w.+-]+\.so[.\d]*): cannot open shared object file")
 _FAILURE = re.compile(r"CUDA failure (\d+): ([^;]+?)\s*;")
 _NO_SUCH = re.compile(r"(?i)invalid device id")
 _LONGEST = 400  # characters of the runtime's message
-# Remedies by number of cudaError (driver_types.h).
+# Remedies, by the number of the cudaError (driver_types.h).
 _REMEDIES = {
     2: "free some of its memory",
     35: "install the NVIDIA driver, or update it if it is older than the CUDA of this ONNX Runtime",
@@ -48,8 +48,8 @@ def options(index: int, precision: str) -> dict[str, str]:
         # By default TensorFloat-32 silently rounds float32 factors to 10 bits of mantissa. Only the precision tf32
         # allows it.
         "use_tf32": "1" if precision == "tf32" else "0",
-        # The default, EXHAUSTIVE, times algorithms in every session: it opens slowly, uses the largest workspaces, and
-        # may serve with other algorithms than were verified. HEURISTIC picks the same algorithms each time.
+        # With the default, EXHAUSTIVE, every session times algorithms. So it opens slowly, uses the largest workspaces,
+        # and may use other algorithms than the verified session. HEURISTIC picks the same algorithms each time.
         "cudnn_conv_algo_search": "HEURISTIC",
     }
 
@@ -57,7 +57,7 @@ def options(index: int, precision: str) -> dict[str, str]:
 @functools.cache
 def _preload() -> None:
     """Load CUDA's and cuDNN's libraries from NVIDIA's wheels, if these are installed."""
-    # `preload_dlls` prints what it does not find. This is dropped, because standard output may carry messages.
+    # `preload_dlls` prints the names of missing libraries. But standard output may be a channel for messages.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
         ort.preload_dlls(directory="")
 
@@ -70,7 +70,7 @@ def prepare(device: str) -> None:
     if PROVIDER not in ort.get_available_providers():
         raise Unsuitable(f"this onnxruntime cannot use {device}; install onnxruntime-gpu instead of onnxruntime")
     _preload()
-    # Without cuDNN, newer providers (such as 1.31) silently use their own kernels, if they have them.
+    # Without cuDNN, newer providers (such as that of 1.31) silently replace cuDNN's kernels by their own, if possible.
     library = _not_loadable(_CUDNN)
     if library is not None:
         raise _missing(device, library)
@@ -79,13 +79,13 @@ def prepare(device: str) -> None:
 
 
 def missing_library() -> str | None:
-    """Return the first library that the provider needs and the loader does not find; None if the loader finds all. ONNX
+    """Return the first library that the provider needs but the loader does not find; None if the loader finds all. ONNX
     Runtime reports a missing library only in its log."""
     return _not_loadable(str(Path(ort.__file__).parent / "capi" / _LIBRARY))
 
 
 def refusal(device: str, text: str) -> EngineUnusable:
-    """Return the error to raise when the runtime refused a session with message `text`: Unsuitable if a library is
+    """Return the error for a session that the runtime refused with the message `text`: Unsuitable if a library is
     missing, otherwise EngineUnusable."""
     library = missing_library()
     if library is not None:
@@ -94,7 +94,7 @@ def refusal(device: str, text: str) -> EngineUnusable:
 
 
 def failure(device: str, text: str) -> EngineUnusable | None:
-    """Return an error for a runtime's message about libraries or the device; None if the message is about the model."""
+    """Return the error if a message of the runtime is about libraries or the device; None if it is about the model."""
     library = _absent(text)
     if library is not None:
         return _missing(device, library)
@@ -113,7 +113,7 @@ def _missing(device: str, library: str) -> Unsuitable:
 
 
 def _not_loadable(library: str) -> str | None:
-    """Return the library that the loader does not find: `library` or one of its dependencies; None if it finds all."""
+    """Return the missing library, which is `library` or one of its dependencies; None if the loader finds all."""
     try:
         ctypes.CDLL(library)
     except OSError as error:

@@ -1,11 +1,11 @@
-"""Engines of ONNX Runtime on a device with its own execution provider, and which of their nodes still run on the CPU.
+"""Engines of ONNX Runtime on a device that has an execution provider, and the nodes that still run on the CPU.
 
 An engine consists of the model's graph and a list of the nodes that the CPU ran when the engine was built. The graph is
 optimised each time the engine is opened. The optimised graph is not saved, because it is already partitioned: it
-contains nodes that copy between host and device. In the next session, these nodes may collide with newly inserted ones
-or have no kernel (microsoft/onnxruntime issue 11348). Above level `basic` the graph also has fused nodes that only one
-provider knows. Optimising at opening gives the same graph and placement as in the build, and takes little time compared
-with loading CUDA.
+contains nodes that copy between host and device. In the next session, these nodes may collide with newly inserted
+copies or have no kernel (microsoft/onnxruntime issue 11348). Above level `basic` the graph also has fused nodes that
+only one provider knows. Optimising at opening gives the same graph and placement as in the build, and takes little time
+compared with loading CUDA.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Placed(msgspec.Struct, frozen=True):
     """The content of an engine's file placement.json. `on_cpu` maps each operator to the number of its nodes that the
     CPU ran when the engine was built.
 
-    `is_whole` means that the CPU ran no nodes. Then each opening sets the option that makes ONNX Runtime fail instead
-    of using the CPU.
+    `is_whole`: the provider ran all nodes. Then each opening sets the option that makes ONNX Runtime fail instead of
+    using the CPU.
     """
 
     provider: str
@@ -46,8 +46,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def build(order: Order, out: Path, where: Provider, graphs: Graphs) -> Composition:
-    """Write the engine's files and return its composition. Raises Unsuitable if no node of the model runs on the
-    device."""
+    """Write the engine's files; return its composition. Raises Unsuitable if no node would run on the device."""
     graph, recipe = graphs.write_named(Path(order.model), out / _GRAPH), order.recipe
     source = str(out / _GRAPH)
     try:
@@ -68,17 +67,18 @@ def build(order: Order, out: Path, where: Provider, graphs: Graphs) -> Compositi
 
 
 def open(order: Order, artefact: Artefact, where: Provider) -> DeviceSession:
-    """Open an engine. Raises EngineUnusable if more nodes would run on the CPU than when the engine was built."""
+    """Open an engine. Raises EngineUnusable if nodes would run on the CPU that ran on the device in the build, and
+    EngineDamaged if a file of the engine is altered."""
     before, source, weights = _before(artefact), artefact.load(_GRAPH), ""
     if artefact.files.keys() - {_GRAPH, _PLACED}:
         artefact.check()
         weights = artefact.root
     try:
-        # A session in which the CPU is forbidden has no nodes on the CPU, except inside subgraphs.
+        # If the session forbids the CPU, its placement does not matter: only nodes inside subgraphs may be on the CPU.
         whole = before.is_whole
         session, placed = _try(source, order.recipe, where, whole=whole, weights=weights, matters=not whole)
     except CpuForbidden as error:
-        # In a session that allows the CPU, ONNX Runtime reports which nodes run there, or why the provider runs none.
+        # In a session that allows the CPU, ONNX Runtime reports which nodes run on it, or why the provider fails.
         _, placed = _try(source, order.recipe, where, whole=False, weights=weights)
         _require_unmoved(placed, before, where)
         raise EngineUnusable(
@@ -86,7 +86,7 @@ def open(order: Order, artefact: Artefact, where: Provider) -> DeviceSession:
         ) from error
     _require_unmoved(placed, before, where)
     kind, _, index = where.device.partition(":")
-    # Before 1.24 a session in which the CPU is forbidden reports no placement, but then the provider runs all nodes.
+    # Before 1.24, a session that forbids the CPU reports no placement. In such a session, the provider runs all nodes.
     nodes = placement.counts(placed) or {where.name: {}}
     return DeviceSession(session, order.signature, kind, int(index or 0), nodes)
 
@@ -117,9 +117,9 @@ def _try(
 def _parted(
     source: str, recipe: Recipe, where: Provider, out: Path, graph: Graph, graphs: Graphs
 ) -> tuple[Placement, Graph]:
-    """Return where the nodes run, and the optimised graph that contains them: the optimiser adds and renames nodes
-    before it partitions the graph. If the provider compiles its part of the graph, the optimised graph cannot be saved;
-    then return `graph`."""
+    """Return the placement of the nodes, and the optimised graph, which has the nodes of the placement: the optimiser
+    adds and renames nodes before it partitions the graph. If the provider compiles its part of the graph, the optimised
+    graph cannot be saved. Then return `graph` instead."""
     with tempfile.TemporaryDirectory(prefix=".placed-", dir=out) as folder:
         save = Path(folder) / _GRAPH
         with contextlib.suppress(EngineUnusable):

@@ -1,8 +1,8 @@
 """Which execution provider runs which node, as ONNX Runtime reports it when a session is created.
 
-Since 1.24 a session can record the placement (`session.record_ep_graph_assignment_info`). Older versions write it only
-to the verbose log on standard error; edged supports 1.23, which is the last version for Python 3.10. The report shows
-how the graph was partitioned: nodes that a provider fuses later are counted separately.
+Since 1.24 a session can record the placement (`session.record_ep_graph_assignment_info`). Version 1.23, the last one
+for Python 3.10, writes the placement only to the verbose log on standard error. The placement has the nodes before
+providers fuse them.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def made(
     """Create a session with `make`. Return it with the placement of its nodes; nodes of subgraphs are included. Changes
     `options`.
 
-    Before 1.24, standard error of the whole process is captured meanwhile; lines of other writers are passed on
-    afterwards. If `matters` is false, these versions capture nothing and return an empty placement.
+    With versions before 1.24, this function captures standard error of the whole process meanwhile, and afterwards
+    writes the lines of other writers to standard error. If `matters` is false, it captures nothing with these versions,
+    and returns an empty placement.
     """
     if _KEPT:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -80,7 +81,7 @@ def from_log(lines: Iterable[str]) -> Placement:
 def opened(
     options: ort.SessionOptions, make: Callable[[ort.SessionOptions], ort.InferenceSession]
 ) -> tuple[ort.InferenceSession, Nodes]:
-    """Create a session with `make`. Return the session, and how many nodes of each operator each provider runs. If the
+    """Create a session with `make`. Return the session and the nodes that each provider runs (`Nodes`). If the
     placement is not known, return the session's providers without counts."""
     session, placed = made(options, make, matters=False)
     return session, counts(placed) or {name: {} for name in session.get_providers()}
@@ -104,8 +105,7 @@ def on(placement: Placement, provider: str = CPU_PROVIDER) -> Counter[str]:
 
 @contextlib.contextmanager
 def _standard_error() -> Iterator[BinaryIO]:
-    """Redirect the process's standard error to a file and yield it; at the end, pass on lines that are not from ONNX
-    Runtime."""
+    """Redirect standard error of the process to a file. At the end, pass on the lines of other writers."""
     sys.stderr.flush()
     before = os.dup(2)
     with os.fdopen(os.memfd_create("edged-log", os.MFD_CLOEXEC), "w+b") as file:

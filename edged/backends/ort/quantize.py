@@ -1,5 +1,4 @@
-"""Uses ONNX Runtime for the conversion to int8: folds constants, and runs graphs with Q/DQ pairs. Runs in a child
-process."""
+"""Folds constants and runs graphs with Q/DQ pairs in ONNX Runtime, for the conversion to int8. Runs in a child."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from edged.tensors import Array
 
 
 def fold(model: Path, out: Path) -> None:
-    """Write the model with constants folded, using only optimisations that suit every runtime. Raises EngineUnusable if
-    ONNX Runtime refuses the model."""
+    """Write the model to `out` with constants folded. Only optimisations of level `basic` are used, because their
+    results suit every runtime. Raises EngineUnusable if ONNX Runtime refuses the model."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(out)
@@ -30,8 +29,9 @@ def fold(model: Path, out: Path) -> None:
 
 
 class Runner:
-    """Runs a graph on the CPU. ONNX Runtime computes Q/DQ pairs as they are written. It does not replace them by int8
-    kernels, whose rounding depends on the processor. So answers show what quantising does on any runtime."""
+    """Runs a graph on the CPU. Here ONNX Runtime computes Q/DQ pairs as the graph has them, and does not replace them
+    by int8 kernels, whose rounding depends on the processor. So the answers show the effect of quantising on any
+    runtime."""
 
     def __init__(self, model: Path) -> None:
         """Raises EngineUnusable if the runtime refuses the model."""

@@ -1,7 +1,7 @@
 """Sessions of ONNX Runtime that run on the requested provider, or fail.
 
-If the libraries of a provider cannot be loaded, ONNX Runtime logs that and returns a session on the CPU. The functions
-here raise an error with the reason instead.
+If the libraries of a provider cannot be loaded, ONNX Runtime logs the error and returns a session on the CPU. The
+functions of this module raise an error with the reason instead.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ LEVELS = {
 CPU_PROVIDER = "CPUExecutionProvider"
 _SPIN_US = "20"  # microseconds that a thread spins for its next operator before it sleeps
 _ARENA_SHARE = 0.75  # of the process's memory limit; weights, pictures and threads need the rest
-# ONNX Runtime's error if a node would run on the CPU but the options forbid it.
+# ONNX Runtime's error if a node would run on the CPU although the options forbid the CPU.
 _FORBIDDEN = "fallback to CPU EP has been explicitly disabled"
-_OPSET, _IR = 13, 7  # old enough for every version that is supported
+_OPSET, _IR = 13, 7  # every supported version of ONNX Runtime accepts these
 _AZURE = "AzureExecutionProvider"  # calls a network service, which edged never does
 _LIBRARY = {
     cuda.PROVIDER: "cuda",
@@ -75,8 +75,7 @@ def version() -> str:
 
 
 def provider(recipe: Recipe) -> Provider:
-    """Return the provider for the recipe's device and precision. Raises Unsuitable if edged uses no provider for this
-    device."""
+    """Return the provider for the recipe. Raises Unsuitable if edged uses no provider for the recipe's device."""
     kind, _, index = recipe.device.partition(":")
     if kind == "cpu":
         return CPU
@@ -91,8 +90,8 @@ def session_options(optimization: str, threads: int) -> ort.SessionOptions:
     options.graph_optimization_level = LEVELS[optimization]
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    # Threads that spin between two frames take cores from the cameras. If threads sleep between two operators,
-    # inference with two threads is a fifth slower and takes more processor time. So they spin briefly.
+    # Threads that spin between two frames take cores from the cameras. But if threads sleep between two operators,
+    # inference with two threads is a fifth slower and takes more processor time. So threads spin briefly.
     if _can_limit_spinning():
         options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
     else:
@@ -101,8 +100,7 @@ def session_options(optimization: str, threads: int) -> ort.SessionOptions:
 
 
 def _can_limit_spinning() -> bool:
-    """Whether the runtime can spin for a set time. Before 1.27 it spins for a number of loops, which take 3 to 500 ms
-    depending on the processor."""
+    """Whether the spinning time can be set. Before 1.27, threads spin for a fixed number of loops (3 to 500 ms)."""
     return tuple(int(part) for part in version().split(".")[:2]) >= (1, 27)
 
 
@@ -117,7 +115,7 @@ def forbid_cpu(options: ort.SessionOptions) -> None:
 
 
 def create(source: str | bytes, options: ort.SessionOptions, where: Provider = CPU) -> ort.InferenceSession:
-    """Create a session of a model (a path or its bytes) that really uses the provider `where`.
+    """Create a session of a model (a path, or the content of the file) that really uses the provider `where`.
 
     Raises Unsuitable if the provider or its libraries are not installed. Raises CpuForbidden if `forbid_cpu` was called
     and a node would run on the CPU, or another EngineUnusable if the runtime refuses the model or the device.
@@ -133,8 +131,8 @@ def create(source: str | bytes, options: ort.SessionOptions, where: Provider = C
         wanted = [(where.name, where.options)]
         session = ort.InferenceSession(source, options, providers=wanted, enable_fallback=0)
     except Exception as error:  # the runtime's errors have no common base of their own
-        text = one_line(error, limit=4000)  # the reason may follow a long path of the runtime's sources
-        # If a provider could not be loaded, all nodes fall to the CPU, and this error is the first sign of it.
+        text = one_line(error, limit=4000)  # the reason may come after a long path in the runtime's sources
+        # If a library of the provider is missing, all nodes would run on the CPU. Then the library is the real reason.
         if _FORBIDDEN in text and not (is_cuda and cuda.missing_library()):
             raise CpuForbidden(f"some of the model's nodes would run on the CPU instead of {where.device}") from error
         if is_cuda:
@@ -147,11 +145,11 @@ def create(source: str | bytes, options: ort.SessionOptions, where: Provider = C
 
 @functools.cache
 def _is_arena_shared() -> bool:
-    """Whether the sessions of this process share an arena; they do if the process's memory is limited. The first call
+    """Whether the sessions of this process share an arena: only if the process's memory is limited. The first call
     creates the shared arena.
 
-    By default an arena doubles its request each time it grows, and if that fails it takes all memory that is left. So
-    one request that is too large would leave no memory for anything else. The shared arena has a maximum.
+    A default arena doubles its allocation each time it grows. If that fails, it allocates all memory that is left. So
+    one allocation that is too large would leave no memory for anything else. The shared arena has a maximum.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY:
@@ -171,14 +169,13 @@ def _is_arena_shared() -> bool:
 def available_providers() -> tuple[str, ...]:
     """Return the providers that the package was built with, except the one that calls a network service.
 
-    A provider is included even if its libraries cannot be loaded: only a session shows that (`try_provider`).
+    The result includes providers whose libraries cannot be loaded, because only a session shows this (`try_provider`).
     """
     return tuple(name for name in ort.get_available_providers() if name != _AZURE)
 
 
 def try_provider(name: str) -> None:
-    """Run a one-node model with the provider alone. Raises EngineUnusable with the reason; if a library is missing, the
-    reason names it."""
+    """Run a one-node model with only this provider. Raises EngineUnusable, which names a missing library."""
     if name not in ort.get_available_providers():
         raise EngineUnusable(f"this ONNX Runtime was built without {name}")
     options = session_options(UNOPTIMISED, 1)

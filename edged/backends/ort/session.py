@@ -14,7 +14,7 @@ from edged.errors import EdgedError, EngineUnusable, InvalidInput
 from edged.tensors import Array
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
-_MOST_PADDED = 64 << 20  # bytes that a tensor may have after all its elements are padded to the longest
+_MOST_PADDED = 64 << 20  # bytes of a tensor whose elements are padded to the longest; or twice its bytes, if more
 # The optimisation levels, without UNOPTIMISED; each includes the one before.
 NAMES = tuple(name for name in runtime.LEVELS if name != UNOPTIMISED)
 
@@ -64,8 +64,7 @@ class OrtSession:
         return EngineUnusable(f"inference failed: {one_line(error)}")
 
     def _not_text(self, names: Sequence[str], error: UnicodeDecodeError) -> EdgedError:
-        """Return the error for a text output that is not UTF-8, which the runtime's Python API cannot convert to
-        `str`."""
+        """Return the error for a text output that is not UTF-8: the runtime's Python API cannot convert it to `str`."""
         texts = " or ".join(repr(name) for name in names if name in self._text_outputs)
         if not texts:  # the runtime's own message is not UTF-8
             return self._failure(error)
@@ -78,8 +77,7 @@ class OrtSession:
         return values
 
     def _run_bfloat(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
-        """Run with the runtime's own tensor type, which holds BF16 as uint16: numpy has no bfloat16. That type cannot
-        hold text."""
+        """Run with `OrtValue`: numpy has no bfloat16. An OrtValue takes BF16 elements as uint16, but no text."""
         if self._text_inputs:
             raise EngineUnusable("ONNX Runtime cannot combine BYTES inputs with BF16 tensors; export FP32 tensors")
         values = {name: self._to_value(name, array) for name, array in feeds.items()}
@@ -102,9 +100,9 @@ class DeviceSession(OrtSession):
     """A session on device `index` of a kind ("cuda") with its own memory.
 
     Inputs are copied to the device once. Requested outputs are copied directly into the returned arrays. Memory on the
-    device comes from the session's arena and is reused. Inputs are bound again for each run, not overwritten on the
-    device. The reason is that the runtime copies an input when it is bound, to the place where its first consumer runs.
-    With overwritten inputs, a consumer on the CPU would keep reading the first frame.
+    device comes from the session's arena and is reused. Each run binds its inputs again, and does not overwrite them on
+    the device. The reason: when an input is bound, the runtime copies it to the place where its first consumer runs.
+    With overwritten inputs, a consumer on the CPU would read the first frame again and again.
     """
 
     def __init__(
@@ -154,11 +152,11 @@ def _from_value(value: ort.OrtValue) -> Array:
 
 
 def _to_text(name: str, array: Array) -> Array:
-    """Convert an array of `bytes` objects to an array that the runtime reads as the same bytes. Its elements are `str`
-    if all are UTF-8, otherwise of a numpy type for bytes (V or S).
+    """Convert an array of `bytes` objects to an array that the runtime reads as the same bytes. The new elements are
+    `str` if all are UTF-8, otherwise of a numpy type for bytes (V or S). Raises InvalidInput if no type fits.
 
-    The runtime reads elements of dtype V in full. It reads elements of dtype S up to the first zero byte, and past the
-    element's end if there is none. It reads `bytes` in an array of objects as their repr().
+    The runtime reads elements of dtype V in full. It reads elements of dtype S up to the first zero byte, even beyond
+    the end of an element without a zero byte. It reads `bytes` in an array of objects as their repr().
     """
     elements: list[bytes] = array.ravel().tolist()
     try:

@@ -1,4 +1,4 @@
-"""TensorRT of every generation, and TensorRT-RTX, through one adapter that checks for features, not for versions.
+"""All generations of TensorRT, and TensorRT-RTX, through one adapter that looks for features, not at versions.
 
 options.py   options of a build; pure
 api.py       imports the module, finds its version, and declares the types that are used

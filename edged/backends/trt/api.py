@@ -1,7 +1,7 @@
 """Imports a TensorRT module and finds its version. Declares types for the parts of the module that edged uses.
 
-TensorRT's generations and TensorRT-RTX have the same interface, but each lacks some parts. The protocols declare the
-common parts. All other parts are looked up by name with `find`, and never assumed from the version.
+TensorRT's generations and TensorRT-RTX have nearly the same interface, but each lacks some parts. The protocols declare
+the common parts. All other parts are looked up by name with `find`; the version does not decide.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Protocol, cast
 from edged.device import libraries
 from edged.device.root import Root
 
-# The runtime's names of datatypes of inputs and outputs, and the protocol's names. Models have other datatypes, too;
-# the runtime silently narrows some of them.
+# Datatypes of inputs and outputs: the runtime's name -> the name in the Open Inference Protocol. Models may have other
+# datatypes, some of which the runtime silently narrows.
 DATATYPES = {
     "FLOAT": "FP32",
     "HALF": "FP16",

@@ -1,4 +1,4 @@
-"""Implements the backend contract with one of TensorRT's modules; the constructor's arguments say which."""
+"""Implements the backend contract with the Python module of TensorRT or TensorRT-RTX."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Builds an engine: parse, configure, build, write, inspect. If a generation of the runtime lacks a feature, the build
-goes on without the feature, or fails with the reason.
+"""Builds an engine: parse, configure, build, write, inspect. If this generation of the runtime lacks a feature, the
+build continues without the feature, or fails with the reason.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def build(trt: Trt, kind: str, version: str, order: Order, out: Path, report: Ca
 def _make(
     trt: Trt, kind: str, order: Order, log: Log, progress: Progress, timings: Timings
 ) -> tuple[memoryview, Composition]:
-    """Return the plan (the serialised engine), and the composition that the network declares. All other memory of the
-    build is freed."""
+    """Return the plan (the serialised engine), and the composition of the network before the build. All other memory of
+    the build is freed."""
     options = Options.parse(order.recipe.optimization, order.recipe.options).eased(order.effort)
     require_datatypes(order.signature, kind)
     builder = create_builder(trt, log, kind)
@@ -91,7 +91,7 @@ def _make(
     if options.dla_core is not None:
         fallback = left_to_gpu(config, parsed.network, log, options.dla_core)
         asked = msgspec.structs.replace(asked, fallback=fallback)
-    del monitor  # the builder uses it and does not keep it alive
+    del monitor  # kept until here, because the builder uses it without a reference
     return plan, asked
 
 
@@ -108,20 +108,19 @@ def _serialised(kind: str, builder: Builder, parsed: Parsed, config: Config, log
 
 
 def _inspected(trt: Trt, kind: str, order: Order, plan: memoryview, asked: Composition) -> Composition:
-    """Return the composition of the built engine, or `asked` if the engine is for another device or cannot be
-    loaded."""
+    """Return the composition of the built engine; `asked` if the engine is for another device or cannot be loaded."""
     if order.capability:
         return asked
     try:
         found = of_engine(trt, load.deserialise(trt, plan, kind, load.dla_core(order)).engine)
-    except EdgedError as error:  # not fatal here: the engine is opened next, which decides whether it works
+    except EdgedError as error:  # not fatal here: verification opens the engine next, and reports the error
         return msgspec.structs.replace(asked, notes=(*asked.notes, str(error)))
     return msgspec.structs.replace(found, fallback=asked.fallback)
 
 
 @contextlib.contextmanager
 def _device(trt: Trt, kind: str, order: Order) -> Iterator[None]:
-    """Make the order's device current in this thread. Do nothing if the order is to build for another device."""
+    """A context in which the order's device is current in this thread. With a `capability` it does nothing."""
     if order.capability:
         yield
         return
@@ -152,11 +151,11 @@ def _write(path: Path, plan: memoryview) -> None:
 
 
 def configure(trt: Trt, builder: Builder, config: Config, network: Network, order: Order, options: Options) -> None:
-    """Configure a build, except for precision, target, monitor and timings. Raises Unsuitable if this runtime lacks an
+    """Configure a build, except precision, target, monitor, timings. Raises Unsuitable if this runtime lacks an
     option."""
     config.set_memory_pool_limit(find(trt, "MemoryPoolType.WORKSPACE"), options.workspace_mb << 20)
     config.builder_optimization_level = options.builder_level
-    # The inspector needs this; otherwise only profilers use it. Plans were not larger with it.
+    # Only the inspector and profilers use the details. Plans were not larger with them.
     config.profiling_verbosity = find(trt, "ProfilingVerbosity.DETAILED")
     _add_profile(builder, config, network, order.recipe.profile)
     _set_compatibility(trt, config, options)
@@ -168,8 +167,8 @@ def set_precision(trt: Trt, config: Config, precision: str, is_strongly_typed: b
     """Set the builder's precision flags. Raises Unsuitable if this runtime lacks a necessary flag.
 
     TF32 rounds the factors of fp32 products, so its flag is set only for the precision tf32. All other precisions are
-    datatypes in the graph. A strongly typed network needs no flag for these datatypes. Any other network needs a flag
-    that allows fp16 or int8.
+    datatypes in the graph. A strongly typed network needs no flag for these datatypes. In any other network, a flag
+    must allow fp16 or int8.
     """
     tf32 = find(trt, "BuilderFlag.TF32")
     if tf32 is not None:
@@ -186,8 +185,8 @@ def set_precision(trt: Trt, config: Config, precision: str, is_strongly_typed: b
 
 
 def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
-    """Configure the build for the compute capability `capability` ("8.6"). If it is empty, build for this box's device.
-    Raises Unsuitable or another EngineUnusable if the runtime cannot build for it."""
+    """Configure the build for the compute capability `capability` ("8.6"); if empty, for the device of this box. Raises
+    Unsuitable or another EngineUnusable if the runtime cannot build for this capability."""
     if find(config, "set_compute_capability") is None:
         if capability:
             raise Unsuitable(f"{kind} builds only for the device that it runs on; build this engine on that device")
@@ -206,8 +205,8 @@ def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
 
 
 def capabilities(trt: Trt) -> dict[str, str]:
-    """Return the compute capabilities that the runtime can build for: a mapping from the runtime's name to the number,
-    such as "SM86" to "8.6". Empty if the runtime builds only for the device that it runs on."""
+    """Return the compute capabilities that the runtime can build for: a mapping from the runtime's name, such as
+    "SM86", to the number, such as "8.6". Empty if the runtime builds only for the device that it runs on."""
     names = getattr(find(trt, "ComputeCapability"), "__members__", {})
     matches = {name: _CAPABILITY.fullmatch(name) for name in names}
     return {name: f"{match[1]}.{match[2]}" for name, match in matches.items() if match}
@@ -236,7 +235,7 @@ def _set_compatibility(trt: Trt, config: Config, options: Options) -> None:
                 "this TensorRT cannot build version compatible engines; remove setting tensorrt.version_compatible"
             )
         config.set_flag(flag)
-        # The plan would otherwise contain a lean runtime, which is code, and edged does not run code in plans.
+        # Without this flag the plan contains a lean runtime, which is code, and edged does not run code in plans.
         lean = find(trt, "BuilderFlag.EXCLUDE_LEAN_RUNTIME")
         if lean is not None:
             config.set_flag(lean)
@@ -258,7 +257,7 @@ def _use_dla(trt: Trt, builder: Builder, config: Config, core: int) -> None:
     config.set_flag(find(trt, "BuilderFlag.GPU_FALLBACK"))
 
 
-# -- what became of the layers ---------------------------------------------------------------------------------------
+# -- precisions of layers --------------------------------------------------------------------------------------------
 
 
 class _End(msgspec.Struct, frozen=True):
@@ -274,13 +273,14 @@ class _Layer(msgspec.Struct, frozen=True):
 
 
 class _Report(msgspec.Struct, frozen=True):
-    """The inspector's JSON. A layer is only a name if the engine was not built with detailed verbosity."""
+    """The inspector's JSON. Without detailed verbosity in the build, each layer is only a name."""
 
     layers: list[_Layer | str] = msgspec.field(name="Layers", default_factory=list)
 
 
 def of_engine(trt: Trt, engine: Engine) -> Composition:
-    """Return the precisions of a built engine's layers from the inspector; only a note if the report is unreadable."""
+    """Return the number of a built engine's layers in each precision; only a note if the inspector's report has no
+    precisions or cannot be read."""
     try:
         text = engine.create_engine_inspector().get_engine_information(find(trt, "LayerInformationFormat.JSON"))
         report = msgspec.json.decode(text, type=ready(_Report))
@@ -330,7 +330,7 @@ def _layers(network: Network) -> Iterator[Layer]:
 
 def left_to_gpu(config: Config, network: Network, log: Log, core: int) -> tuple[str, ...]:
     """Return one line about the layers that a build for DLA leaves to the GPU; empty if there are no such layers."""
-    # The builder's messages name the layers that it left to the GPU; without messages, ask what DLA cannot run.
+    # The builder's messages name the layers on the GPU. If there are no such messages, ask which layers DLA cannot run.
     left = list(log.on_gpu) or [layer.name for layer in _layers(network) if not config.can_run_on_DLA(layer)]
     if not left:
         return ()

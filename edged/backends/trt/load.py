@@ -1,11 +1,11 @@
 """Opens a built engine ("plan"): checks its header and version, then deserialises it into a session.
 
-The header's format was derived from built plans. Bytes 0-3 are `ftrt` for TensorRT or `vtrt` for TensorRT-RTX. Bytes
-4-7 are a number. If it is 0, bytes 24-27 are the major, minor, patch and build number of the library that built the
-plan. If bytes 28-31 repeat the first four, bytes 16-23 are the size of the whole plan. Numbers are little-endian. Some
-exporters put a JSON object with its length (four bytes) before the plan.
+The header's format was derived from built plans. Bytes 0-3 are `ftrt` for TensorRT or `vtrt` for TensorRT-RTX. If bytes
+4-7 are 0, bytes 24-27 are the major, minor, patch and build number of the library that built the plan. If, moreover,
+bytes 28-31 repeat bytes 0-3, bytes 16-23 are the size of the whole plan. Numbers are little-endian. Some exporters put
+four bytes with a length, and a JSON object of this length, before the plan.
 
-The runtime has no checksum for the bytes after the header, so only edged's digest shows whether they are intact.
+The runtime has no checksum for the bytes after the header, so only edged's digest shows whether these are intact.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def dla_core(order: Order) -> int | None:
 
 def read_plan(order: Order, kind: str, version: str) -> bytes:
     """Return the plan of a built engine. Raises EngineDamaged if the plan was altered. Raises EngineUnusable if the
-    engine was not built, or was built by another kind or version of runtime."""
+    engine has not been built, or was built by another kind or version of runtime."""
     if order.artefact is None:
         raise EngineUnusable("this engine has not been built yet")
     data = order.artefact.load(BLOB)
@@ -73,9 +73,9 @@ def read_plan(order: Order, kind: str, version: str) -> bytes:
 def deserialise(trt: Trt, data: bytes | memoryview, kind: str, dla_core: int | None = None) -> Loaded:
     """Deserialise a plan on the calling thread's current device. Raises EngineUnusable with the runtime's reason.
 
-    `dla_core` is the DLA core to run on: a plan says that it is for DLA, but not for which core.
+    `dla_core` is the DLA core to run on: a plan for DLA does not say for which core it is.
 
-    Code in a plan is never run; this includes plugins inside it.
+    Code in a plan, such as plugins, is never run.
     """
     log = Log()
     logger = listen(trt, log)
@@ -114,8 +114,7 @@ def device_index(name: str) -> int:
 
 
 def _validity(trt: Trt, runtime: object, data: bytes | memoryview) -> str:
-    """Return why the runtime considers an engine invalid; empty if the engine is valid or the runtime has no such
-    check."""
+    """Return why the runtime considers an engine invalid; empty if it does not, or if it has no such check."""
     ask = find(runtime, "get_engine_validity")
     if not callable(ask):
         return ""
@@ -129,8 +128,8 @@ def _validity(trt: Trt, runtime: object, data: bytes | memoryview) -> str:
 
 class Header(msgspec.Struct, frozen=True):
     """The header of a plan. `kind` is "TensorRT" or "TensorRT-RTX". `version` has four numbers, each modulo 256, as in
-    the header. `size` is in bytes. If the header does not report them, `version` is "" and `size` is None. The plan
-    begins at byte `offset`."""
+    the header; "" if the header has no version. `size` is in bytes; None if the header has no size. The plan begins at
+    byte `offset`."""
 
     kind: str
     version: str
@@ -165,15 +164,15 @@ def read_header(data: bytes) -> Header:
 
 
 def require_version(header: Header, kind: str, installed: str, *, any_minor: bool = False) -> None:
-    """Raise EngineUnusable unless exactly this version of this kind of runtime built the plan; with `any_minor`, only
-    the major version must match. The error names both kinds if the kind differs, otherwise both versions.
+    """Raise EngineUnusable if another kind or another version of runtime built the plan. With `any_minor`, only the
+    major version must match. A header without a version is accepted. The error names both kinds or both versions.
     """
     if header.kind != kind:
         raise EngineUnusable(f"the engine was built by {header.kind}; {kind} cannot load it, so it will be rebuilt")
     built, here = _numbers(header.version), _numbers(installed)
     if any_minor:
         built, here = built[:1], here[:1]
-    # Some packages have a version with three numbers; then only three are compared.
+    # The versions of some packages have only three numbers. Then only three numbers are compared.
     common = min(len(built), len(here))
     if built[:common] != here[:common]:
         raise EngineUnusable(
@@ -240,7 +239,7 @@ def _open(trt: Trt, kind: str, order: Order, data: bytes, device: Device) -> Ope
     try:
         return OpenedSession(deserialise(trt, data, kind, dla_core(order)), order, device)
     except BaseException as error:
-        # The frames of the traceback refer to engine and runtime, which must not outlive their device.
+        # The frames of the traceback refer to the engine and the runtime, which must be freed before their device.
         for one in (error, error.__cause__):
             traceback.clear_frames(one.__traceback__ if one else None)
         raise

@@ -1,6 +1,6 @@
 """Collects the runtime's messages and explains the last errors. Errors and warnings are kept; nothing is printed.
 
-Messages arrive on the builder's own threads, from C++ code that an exception must not pass through.
+Messages arrive on threads of the builder, from C++ code. No Python exception may reach that code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edged.backends.trt.api import Trt
 
 _KEPT = 200  # messages of each kind; a builder that retries may repeat a message thousands of times
 _LONGEST = 400
-# A message that only repeats an earlier error.
+# The start of messages that only repeat an earlier error.
 _ECHO = re.compile(r"^\[checkMacros\.cpp::catchCudaError")
 # "IBuilder::buildSerializedNetwork: Error Code 4: ", "ModelImporter.cpp:140: ", "[graph.cpp::symbolicExecute::539] "
 _PREFIX = re.compile(
@@ -26,7 +26,7 @@ _PREFIX = re.compile(
 _PLACE = re.compile(r"\s*\b[Ii]n \S+ at \S+:\d+|\[\w+\.[ch]pp:\d+: \w+\] ?")
 _NODE = re.compile(r"While parsing node number (\d+) \[(\S+)")
 _ON_GPU = re.compile(r"^\[GpuLayer\] (.+)$")
-# cudaError 35: the driver is missing or too old; 100: there is no device; 999 and 3: it cannot be initialised.
+# cudaError 35: the driver is missing or too old; 100: there is no device; 999 and 3: CUDA cannot be initialised.
 _NO_DEVICE = re.compile(
     r"(?i)cudaError (35|100|999|3)\b|CUDA initialization failure|no CUDA-capable device|driver version is insufficient"
 )
@@ -58,7 +58,7 @@ class Log:
                 _keep(self.on_gpu, layer[1])
 
     def reason(self) -> str:
-        """Return the last errors on one line, without locations in the runtime's sources; empty without errors."""
+        """Return the last two errors on one line, without locations in the runtime's sources; empty without errors."""
         with self._lock:
             lines = [_readable(text) for text in self.errors if not _ECHO.match(text)]
         return "; ".join(dict.fromkeys(lines[-2:]))[:_LONGEST]
@@ -96,8 +96,7 @@ def is_without_device(reason: str) -> bool:
 
 
 def without_device(reason: str, can_target: bool) -> str:
-    """Return the error message of a build that found no device. `can_target`: the runtime can build for other
-    devices."""
+    """Return the error message for a build without a device. `can_target`: the runtime can build for other devices."""
     elsewhere = ", or name a device to build for: `edged engines build MODEL --for sm_86`" if can_target else ""
     return f"no CUDA device can be used here ({reason}); build on a box with a CUDA device{elsewhere}"
 

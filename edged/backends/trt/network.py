@@ -1,4 +1,4 @@
-"""Parses an ONNX file into a network of the runtime, or reports every reason why it cannot."""
+"""Parses an ONNX file into a network of the runtime, or reports the reasons why the parser refuses the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edged.backends.trt.api import DATATYPES, Builder, Network, ParserError, Ten
 from edged.backends.trt.log import Log, listen
 from edged.errors import EdgedError, EngineUnusable, Unsuitable
 
-# Messages of parsers for something that the runtime does not support. Older parsers have no code for unknown operators.
+# Parts of messages about features that the runtime lacks. Older parsers have no error code for unknown operators.
 _UNSUPPORTED = ("Plugin not found", "No importer registered", "convertDtype")
 _MOST_OPERATORS = 8
 _MOST_NODES = 3
@@ -40,12 +40,12 @@ def create_builder(trt: Trt, log: Log, kind: str) -> Builder:
     logger = listen(trt, log)
     plugins = find(trt, "init_libnvinfer_plugins")
     if callable(plugins):
-        plugins(logger, "")  # some operators are implemented by the runtime's own plugins
+        plugins(logger, "")  # plugins of the runtime implement some operators
     try:
         return trt.Builder(logger)
     except MemoryError:  # the child has reached its memory limit, and reports that itself
         raise
-    except Exception as error:  # the bindings raise an error of their own for a null pointer
+    except Exception as error:  # the bindings have a special error for a null pointer
         raise EngineUnusable(f"{kind} cannot start here: {log.reason() or error}") from error
 
 
@@ -74,7 +74,8 @@ def require_datatypes(signature: Signature, kind: str) -> None:
 
 
 def require_interface(network: Network, signature: Signature, kind: str) -> None:
-    """Raise Unsuitable unless the network has all inputs and outputs of the model in the model's datatypes."""
+    """Raise Unsuitable if the network lacks an input or output of the model, or has it in another datatype, or if the
+    values of an input with open dimensions determine shapes."""
     tensors = {tensor.name: tensor for tensor in (*inputs(network), *outputs(network))}
     for spec in (*signature.inputs, *signature.outputs):
         tensor = tensors.get(spec.name)
@@ -101,7 +102,7 @@ def outputs(network: Network) -> Iterator[Tensor]:
     return (network.get_output(index) for index in range(network.num_outputs))
 
 
-# -- why not --------------------------------------------------------------------------------------------------------
+# -- refusals -------------------------------------------------------------------------------------------------------
 
 
 def _refusal(kind: str, model: str, errors: Iterable[ParserError], log: Log) -> EdgedError:
@@ -152,14 +153,14 @@ def _failure(error: ParserError, log: Log) -> _Failure:
 
 
 def _field(error: ParserError, what: str) -> str:
-    """Return a fact about an error's node, such as its name; empty if the parser is too old to report it."""
+    """Call the method `what` of an error, such as `node_name`; return "" if the parser is too old to have it."""
     ask = find(error, what)
     return str(ask()) if callable(ask) else ""
 
 
 def _in_words(reason: str) -> str:
     """Return a parser's reason as a text for messages. A reason is a condition from the parser's source code, often
-    with a sentence after it. If there is a sentence, return only the sentence."""
+    with a sentence after the condition. If there is a sentence, return only the sentence."""
     if "Plugin not found" in reason or "No importer registered" in reason:
         return "no such operator"
     if "convertDtype" in reason:

@@ -1,8 +1,8 @@
 """Options of a TensorRT build from a model's settings, except precision and shapes. Pure.
 
-The builder's level is `Recipe.optimization`. All other options are in `Recipe.options`, sorted and joined by ";". The
-options are `workspace_mb=2048` and, if they are not the default, `dla_core=0`, `hardware_compatible` and
-`version_compatible`.
+The builder's level is `Recipe.optimization`. All other options are in `Recipe.options`, sorted and joined by ";". It
+always has `workspace_mb`, such as `workspace_mb=2048`. It has `dla_core=0`, `hardware_compatible` and
+`version_compatible` only if these are set.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Options(msgspec.Struct, frozen=True):
     """Options of a build. `workspace_mb` limits the scratch memory of a layer, in MiB. `builder_level` is TensorRT's
     builder optimization level, 0 to 5: with a higher level the builder searches longer. `dla_core` is the DLA core to
     use, None for the GPU alone; the GPU runs layers that DLA cannot. If `hardware_compatible`, all GPUs since Ampere
-    can run the engine. If `version_compatible`, later TensorRT of the same major version can load it. Both reduce
-    speed."""
+    can run the engine. If `version_compatible`, later releases of TensorRT with the same major version can load the
+    engine. Both make the engine slower."""
 
     workspace_mb: int
     builder_level: int = _LEVEL
@@ -103,11 +103,11 @@ def of(settings: Mapping[str, str], memory_mb: int | None) -> Options:
 
 
 def _default_workspace(memory_mb: int | None) -> int:
-    """Return the default workspace in MiB: at most a quarter of the memory. Cameras and decoders need memory, too, and
-    on a Jetson the whole system uses the same memory.
+    """Return the default workspace in MiB: at most a quarter of the memory. Cameras and decoders need memory, too,
+    and on a Jetson the whole system uses the same memory.
 
-    The workspace is part of the engine's key. It is a power of two, so that the key does not change if another Linux
-    kernel reserves a few MiB more.
+    The workspace is a power of two. So the engine's key, which contains the workspace, usually stays the same if
+    another Linux kernel reserves a few MiB more.
     """
     share = max(_LEAST_WORKSPACE, min(_DEFAULT_MOST, (memory_mb or _UNKNOWN_MEMORY) // 4))
     return 1 << (share.bit_length() - 1)

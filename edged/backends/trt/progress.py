@@ -1,8 +1,8 @@
 """Computes the progress of a build from the runtime's nested phases.
 
-A phase has a number of steps; its inner phases are part of its current step. The progress counts steps, as if all took
-equally long. The largest progress so far is reported, because phases overlap and progress that decreases looks like a
-fault.
+A phase has a number of steps. Its inner phases are part of its current step. The progress counts all steps as equally
+long. Because phases overlap, the computed progress may decrease. A decrease would look like a fault, so the largest
+progress so far is reported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from edged.backends.trt.api import Trt, find
 
-# The largest progress before the build has ended, whatever the phases report.
+# Until the build has ended, the reported progress is not above this, even if all phases are done.
 _MOST = 0.99
 _LEAST_STEP = 0.001  # smaller changes are not reported
 
@@ -69,7 +69,7 @@ class Progress:
 
     def _share(self, name: str, depth: int) -> float:
         phase = self._phases[name]
-        if phase.done >= phase.steps or depth > len(self._phases):  # deeper only if phases contain each other
+        if phase.done >= phase.steps or depth > len(self._phases):  # so deep only if phases contain each other
             return min(1.0, phase.done / phase.steps)
         inner = (self._share(n, depth + 1) for n, other in self._phases.items() if other.parent == name)
         return (phase.done + max(inner, default=0.0)) / phase.steps

@@ -3,9 +3,9 @@
     stage         prepare thread   inputs -> page-locked memory -> (copying stream) -> device
     infer_staged  infer thread     (computing stream) wait for the copy, compute, copy outputs back; sleep until done
 
-There are two buffer sets for each profile, so at most one inference is staged while another is computed; a further
-`stage` waits. A set is free again when its inference is done; its outputs stay valid until the set is used again. On a
-device that shares the host's memory, the engine reads and writes that memory without copies.
+There are two buffer sets for each profile, so at most one inference is staged while another is computed. A further
+`stage` waits. A buffer set is free again when its inference is done. Its outputs stay valid until the set is used
+again. On a device that shares the host's memory, the engine reads and writes that memory without copies.
 
 If a profile accepts only one shape, the engine's work is captured as a CUDA graph after its first run, once for each
 combination of buffers. If that fails, the engine runs without graphs, and `why_no_graphs` says why.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edged.backends.cuda.driver import Device, Graph, HostMemory, Stream
 
 _SETS = 2  # buffer sets: one is computed, one is staged
-_MOST_GRAPHS = 8  # per profile; if inputs are read in place, two sets and three input arrays of the caller need six
+_MOST_GRAPHS = 8  # per profile; six suffice for inputs that are read in place: two sets times three input arrays
 
 
 class _Staged(msgspec.Struct, frozen=True):
@@ -45,8 +45,7 @@ class _Staged(msgspec.Struct, frozen=True):
 
 
 class _Lane:
-    """The execution context, buffer sets and captured graphs of one optimisation profile. Only one thread computes with
-    a lane."""
+    """The execution context, buffer sets and graphs of one optimisation profile. Only one thread infers with a lane."""
 
     def __init__(self, engine: Engine, tensors: Tensors, profile: int, device: Device, stream: Stream) -> None:
         self._tensors = tensors
@@ -120,8 +119,8 @@ class _Lane:
             raise EngineUnusable(f"TensorRT does not accept the buffer of tensor {name!r} (set_tensor_address failed)")
 
     def _largest(self, name: str, dtype: np.dtype[np.generic]) -> int:
-        """Return the largest size of an output in bytes: its size for the largest inputs, or the runtime's own limit if
-        that is larger."""
+        """Return the largest size of an output in bytes: its size for the largest inputs, or the runtime's limit for it
+        if that is larger."""
         ask = getattr(self.context, "get_max_output_size", None)
         return max(_size(self.outputs[name], dtype), int(ask(name)) if ask is not None else 0)
 
@@ -131,9 +130,9 @@ class _Lane:
 
 
 class TensorRtSession:
-    """Implements `edged.backends.contract.Session` and `Staging`. It owns what it allocates, but not the device.
+    """Implements `edged.backends.contract.Session` and `Staging`. It frees what it has allocated, but not the device.
 
-    `explain` returns the runtime's latest error, or "", for error messages. If the engine is refused (see
+    `explain` returns the runtime's latest error for error messages, or "". If the engine is refused (see
     `tensors.read`) or does not fit on the device, the session is closed before the constructor raises.
     """
 
@@ -144,7 +143,7 @@ class TensorRtSession:
         self._device, self._explain = device, explain
         self._names = [spec.name for spec in signature.outputs]
         self._lanes: dict[int, _Lane] = {}
-        self._lent: dict[int, HostMemory] = {}  # by its address in this process
+        self._lent: dict[int, HostMemory] = {}  # the memory of the arrays from `array`, by address in this process
         self._streams: list[Stream] = []
         self.why_no_graphs = ""
         try:
@@ -154,7 +153,7 @@ class TensorRtSession:
                 self._computing = self._stream()
                 self._lane(0)  # allocates now, so that opening fails if the engine does not fit on the device
         except BaseException as error:
-            traceback.clear_frames(error.__traceback__)  # frames refer to the context, which must be freed first
+            traceback.clear_frames(error.__traceback__)  # these frames refer to the context, which must be freed first
             del engine
             self.close()
             self._raise(error)
@@ -285,10 +284,10 @@ class TensorRtSession:
 
 
 def _silence(context: Context) -> None:
-    """Turn off NVTX annotations: engines have detailed profiling, so each inference would annotate every layer."""
+    """Turn off NVTX annotations: each inference of an engine with detailed verbosity would annotate every layer."""
     none = find(type(getattr(context, "nvtx_verbosity", None)), "NONE")
     if none is not None:
-        context.nvtx_verbosity = none  # type: ignore[attr-defined]  # newer ones have it
+        context.nvtx_verbosity = none  # type: ignore[attr-defined]  # newer versions have it
 
 
 def _size(shape: Shape, dtype: np.dtype[np.generic]) -> int:

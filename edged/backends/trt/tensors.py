@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edged.backends.cuda.driver import Device, DeviceMemory, Event, HostMemory, Stream
 
 Shape: TypeAlias = tuple[int, ...]
-# Smallest and largest shape of an input in one profile.
+# The smallest and the largest shape of an input in one profile.
 Bounds: TypeAlias = tuple[Shape, Shape]
 
 
@@ -71,8 +71,8 @@ class Tensors(msgspec.Struct, frozen=True):
 def read(engine: Engine, signature: Signature) -> Tensors:
     """Return the engine's tensors after comparing them with the model's.
 
-    Raises EngineUnusable if names differ, Unsuitable if TensorRT changed a tensor's datatype or uses a tensor as a
-    shape.
+    Raises EngineUnusable if names differ, Unsuitable if TensorRT changed the datatype of a tensor, or if the values of
+    a tensor determine shapes.
     """
     modes = {}
     for index in range(engine.num_io_tensors):
@@ -178,8 +178,7 @@ class Place:
         return self.address
 
     def fetch(self, stream: Stream, size: int) -> None:
-        """Submit a copy of `size` output bytes to the host memory. The bytes are there once the stream has done the
-        copy."""
+        """Submit a copy of `size` output bytes to the host memory. The stream makes the copy later."""
         if self.memory is not None and size:
             stream.copy_out(self.host, self.memory, size)
 
@@ -228,8 +227,7 @@ class BufferSet:
 
 
 def quietly(release: Callable[[], None]) -> None:
-    """Call `release` and ignore errors. If the device is broken, memory on it cannot be freed, but all other objects
-    must still be freed."""
+    """Call `release` and ignore errors: if the device is broken, other objects must still be freed."""
     with suppress(EdgedError):
         release()
 

@@ -1,12 +1,12 @@
 """The builder's kernel timings on this device, kept in a file so that the next build need not measure them again.
 
 A build does not depend on the file. If the file is invalid, the build continues without it and adds a note. If the file
-cannot be written, the next build takes longer. The file has a line with the runtime's version, then a digest, then the
-timings in the runtime's own format. The digest is needed because the runtime does not detect damage. TensorRT-RTX
-measures nothing when it builds, so it has no such file.
+cannot be written, the build adds a note, and the next build takes longer. The file has a line with the runtime's
+version, then a digest, then the timings in the runtime's format. The digest is needed because the runtime does not
+detect damage. TensorRT-RTX measures nothing in a build, so there is no such file for it.
 
 The name of a file begins with the backend and a hyphen. There is a file for each combination of device, driver and
-runtime that a box has had. The newest `_MOST_FILES` files of a backend are kept.
+runtime that the box has had. The newest `_MOST_FILES` files of a backend are kept.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from edged.files import read_regular
 
 _TITLE = b"edged timings 1 "
 _DIGEST = 32
-_MOST_FILES = 8  # of all devices, drivers and runtimes that this box has had
+_MOST_FILES = 8  # of one backend, for all devices, drivers and runtimes together
 
 
 class Timings:
     """The timing cache of one build. `path` is empty if no cache is kept."""
 
     def __init__(self, trt: Trt, path: str, version: str) -> None:
-        # A runtime with IRuntimeCache compiles kernels when an engine is opened, so its builder measures nothing.
+        # A runtime with IRuntimeCache compiles kernels when it opens an engine, so its builder measures nothing.
         self._path = Path(path) if path and find(trt, "IRuntimeCache") is None else None
         self._head = _TITLE + version.encode() + b"\n"
         self._cache: TimingCache | None = None

@@ -1,9 +1,9 @@
-"""Finds the dimensions that the inputs of a model really accept, by running the reference. Runs in the child.
+"""Finds the dimensions that the inputs of a model really accept, by running the model. Runs in the child.
 
 Exporters write the sizes of their example into the file, although the graph may accept other sizes. Or they declare a
 size as dynamic, although a constant in the graph fixes it. A declaration is changed only with proof. A fixed batch
-becomes dynamic if its rows get the same answers in smaller batches. A dynamic size becomes fixed if the model answers
-only one of the tried sizes.
+becomes dynamic if its rows get the same answers in smaller batches. A fixed picture size becomes dynamic if the model
+also answers larger pictures. A dynamic size becomes fixed if the model answers only one of the tried sizes.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ class _Trial:
     # -- invalid sizes ---------------------------------------------------------------------------------------------
 
     def _open_nothings(self) -> None:
-        """Make dimensions that are declared as -1 or 0 dynamic. Some exporters write these numbers to
-        say that any size is allowed."""
+        """Make dimensions that are declared as 0 or less dynamic: some exporters mean that any size is allowed."""
         constants = {tensor.name for tensor in self._graph().graph.initializer}
         for value in (v for v in self._graph().graph.input if v.name not in constants):
             for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -88,7 +87,7 @@ class _Trial:
                 if self._answered(session, signature) is None:
                     raise Unsuitable("the inputs declare sizes of 0 or less, and the model answers no other sizes")
 
-    # -- a batch that is the exporter's example ---------------------------------------------------------------------
+    # -- a batch from the exporter's example ------------------------------------------------------------------------
 
     def _batch(self) -> None:
         """Make a fixed batch of several rows dynamic if its rows get the same answers in smaller batches."""
@@ -131,7 +130,7 @@ class _Trial:
         self._questions += len(parts)
         return judge(pairs, self._tolerance)
 
-    # -- sizes that are declared dynamic, but are fixed -------------------------------------------------------------
+    # -- sizes that are declared as dynamic, but are fixed ----------------------------------------------------------
 
     def _close_batch(self) -> None:
         """Declare a dynamic batch as fixed if the model answers only one of the tried sizes."""
@@ -177,11 +176,11 @@ class _Trial:
                     f"the model answers pictures of {works[0]}x{works[0]}, but no pictures of the other sizes tried"
                 )
 
-    # -- a size that is the exporter's example ----------------------------------------------------------------------
+    # -- a picture size from the exporter's example -----------------------------------------------------------------
 
     def _sizes(self) -> tuple[bool, str]:
         """Make the fixed height and width of a picture input dynamic if the model also answers larger pictures. Return
-        whether that was done, and if not, why."""
+        whether this was done, and the reason if it was not."""
         signature = self._signature()
         spec = next(
             (s for s in signature.inputs if _sides(s) and all(isinstance(s.shape[a], int) for a in _axes(s))), None
@@ -217,7 +216,7 @@ class _Trial:
         return _Variant(self, {**self._changes, **(more or {})})
 
     def _answered(self, session: Session, signature: Signature) -> _Answered | None:
-        """Return inputs that the model answers, and the answer; None if it answers no probe that fits the signature."""
+        """Return inputs with the model's answer; None if the model answers no probe that fits the signature."""
         recognition = msgspec.structs.replace(self._job.recognition, preprocess=None)
         for probes in tensors(signature, recognition, _ANY):
             if sum(array.nbytes for array in probes[0].inputs.values()) > _MOST_BYTES:
@@ -241,7 +240,7 @@ class _Trial:
     def signature(self, places: Places) -> Signature:
         given = self._job.order.signature
         inputs = tuple(_respecified(spec, places) for spec in given.inputs)
-        # If the leading size of an output is the batch of an input, it changes with that batch.
+        # If the first size of an output is the batch size of an input, both sizes change together.
         batches = {
             spec.shape[0]: new.shape[0]
             for spec, new in zip(given.inputs, inputs, strict=True)
@@ -315,7 +314,7 @@ def _respecified(spec: TensorSpec, places: Places) -> TensorSpec:
 
 
 def _fixed(signature: Signature, places: Places) -> Signature:
-    """Return the signature with the fixed sizes in `places`. Other dimensions of the same name get the same size."""
+    """Return the signature with the sizes in `places`. Dimensions with the name of such a dimension get its size."""
     named = {
         spec.shape[axis]: places[spec.name, axis]
         for spec in signature.inputs
@@ -330,7 +329,7 @@ def _fixed(signature: Signature, places: Places) -> Signature:
 
 
 def _keeps_rows(declared: Signature, found: _Answered | None) -> bool:
-    """Whether the model answered, and each output has as many rows as the input that shares its batch dimension."""
+    """Whether the model answered, and each output has as many rows as the input with the same batch dimension."""
     if found is None:
         return False
     given, answer = found
@@ -355,7 +354,7 @@ def _axes(spec: TensorSpec) -> tuple[int, int]:
 
 
 def _common(shapes: Sequence[tuple[int, ...]], name: str) -> tuple[Dim, ...]:
-    """Return the common shape, with a name for each size that differs."""
+    """Return one shape for all `shapes`, with a name for each size that differs between them."""
     return tuple(
         sizes[0] if len(set(sizes)) == 1 else f"{name}_{a}" for a, sizes in enumerate(zip(*shapes, strict=True))
     )

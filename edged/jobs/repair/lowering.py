@@ -1,11 +1,11 @@
 """Converts a model to an older version of ONNX's operators, one version after the other. Runs in the child.
 
-A node whose definition did not change stays. For a changed definition the first of these rules that applies is used:
+A node stays if its definition did not change. For a changed definition, the first rule that applies is used:
 
 1. keep the node if the new version only allows more types;
-2. rewrite it (`nodes.py`) if the converter of the onnx package ignores a change of meaning or cannot convert it;
-3. convert it with that converter;
-4. keep it if it uses nothing that is new.
+2. rewrite the node (`nodes.py`) if the onnx package's converter cannot convert it or ignores a change of meaning;
+3. convert the node with that converter;
+4. keep the node if it uses nothing that is new.
 
 An operator that the older version lacks is replaced with the function that defines it. If the definition of every node
 is unchanged or falls under rule 1, ONNX's definitions prove the result (`LoweredGraph.by_definition`). Otherwise only a
@@ -36,10 +36,10 @@ from edged.jobs.repair.nodes import REWRITES, Likeness, Scope, changed, likeness
 
 _LARGE = 1 << 16  # bytes of a constant
 _DEEPEST = 50  # graphs inside graphs
-_MOST_NODES = 1_000_000  # an operator that is written out may become many
-_OLDEST_IR = 4  # the first in which constants need not be inputs as well
-# Features by the IR version that introduced them; older readers do not know them. Element types have their names in
-# onnx.TensorProto.
+_MOST_NODES = 1_000_000  # an operator that is replaced by its function may become many nodes
+_OLDEST_IR = 4  # the first IR version in which constants need not be inputs as well
+# Features, by the IR version that introduced them. Older readers do not know these features. Element types have their
+# names in onnx.TensorProto.
 _TYPES = {
     9: ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"),
     10: ("UINT4", "INT4"),
@@ -112,8 +112,8 @@ def lower(model: ModelProto, target: int) -> LoweredGraph:
 
 @contextlib.contextmanager
 def _without_weights(graph: GraphProto) -> Iterator[None]:
-    """A context in which large constants have no values and are declared as external. For each version, types are
-    inferred from a copy of the model. Without the values, these copies are small."""
+    """A context in which large constants have no values and are declared as external. Types are inferred for each
+    version, from a copy of the model. Without the values, the copies are small."""
     large = [tensor for tensor in graph.initializer if len(tensor.raw_data) > _LARGE]
     values = [tensor.raw_data for tensor in large]
     for tensor in large:
@@ -179,7 +179,7 @@ class _Floor:
             self._report(node, "rewritten")
             return rewrite(node, scope, self._new_name)
         failed = ""
-        if not any(True for _ in bodies(node)):  # the converter does not see which values a nested graph captures
+        if not any(True for _ in bodies(node)):  # the converter would not see the values that a nested graph captures
             try:
                 made = self._converted(node, scope)
             except Exception as error:  # errors from C++ have no common class
@@ -243,7 +243,7 @@ def _typed(model: ModelProto) -> ModelProto:
 
 
 def _part_types(nodes: list[NodeProto], scope: Scope, opset: int) -> Scope:
-    """Return `scope`, extended by the types and small constants of the values between `nodes`. These nodes together
+    """Return `scope` with the types of the values between `nodes`, and with their Constant nodes. `nodes` together
     replace one node."""
     outside = {name for node in nodes for name in node.input} - {name for node in nodes for name in node.output}
     inputs = [scope.types[name] for name in sorted(outside) if name in scope.types]
@@ -276,8 +276,7 @@ def _used(graph: GraphProto) -> set[str]:
 
 
 def _drop_unused(graph: GraphProto, before: set[str]) -> None:
-    """Remove the constants that nodes used earlier (`before`) but do not use now, such as axes that became an
-    attribute."""
+    """Remove those constants in `before` that no node uses any more, such as axes that became an attribute."""
     gone = before - _used(graph) - {value.name for part in graphs(graph) for value in part.output}
     dropped = {tensor.name for tensor in graph.initializer} & gone
     for values in (graph.initializer, graph.input):  # an old model declares its constants as inputs too

@@ -4,8 +4,8 @@ A node is converted as a separate model without weights and without the rest of 
 size, its external data is not touched, and the name of a node that fails is known.
 
 Sources: the schemas of the onnx package, and https://github.com/onnx/onnx/blob/main/docs/Changelog.md (the definitions
-in all versions). The second source is used for operators whose meaning the package's converter changes without an
-error, or that it cannot convert.
+in all versions). The rewrites follow the second source. They are for operators that the package's converter cannot
+convert, or whose meaning it changes without an error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Scope:
 
 
 def changed(node: NodeProto, scope: Scope, opset: int, change: Change, new_name: NewName) -> list[NodeProto]:
-    """Apply `change` to a model of a single node, and return the nodes that replace it.
+    """Apply `change` to a model that consists of one node, and return the nodes that replace this node.
 
     New values get a name from `new_name`. Raises the errors of `change`, and ValueError if an output is missing.
     """
@@ -98,8 +98,8 @@ def _is_small(tensor: TensorProto | None) -> bool:
 
 
 def _named(tensor: TensorProto, name: str) -> TensorProto:
-    """Return a copy of a tensor with the name `name`, under which nodes read it. In a Constant node, the tensor itself
-    may have another name, or none."""
+    """Return a copy of a tensor with the name `name`, under which nodes read the tensor. The tensor of a Constant node
+    may have another name or no name."""
     copy = TensorProto()
     copy.CopyFrom(tensor)
     copy.name = name
@@ -148,7 +148,7 @@ class Likeness(enum.Enum):
 
 
 def schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
-    """Return the schema of an operator of the default domain in an opset; None if it does not exist there."""
+    """Return the schema of an operator of the default domain in an opset; None if the opset lacks the operator."""
     try:
         return onnx.defs.get_schema(operator, opset, "")
     except onnx.defs.SchemaError:
@@ -156,8 +156,7 @@ def schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
 
 
 def likeness(node: NodeProto, scope: Scope, new: onnx.defs.OpSchema, old: onnx.defs.OpSchema) -> tuple[Likeness, str]:
-    """Return whether a node that is valid for the definition `new` can stay unchanged for `old`, and why not if it
-    cannot."""
+    """Return whether a node that is valid for `new` can stay unchanged for the definition `old`; if not, also why."""
     if len(node.input) > old.max_input or len(node.output) > old.max_output:
         return Likeness.OTHER, "it has inputs or outputs that the older version lacks"
     if len(node.input) < old.min_input:
@@ -222,8 +221,8 @@ def _written(element: int) -> str:
 
 
 def _softmax(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto]:
-    """Convert Softmax to opset 12, which flattens all dimensions from `axis` on. The result is the same only for the
-    last axis, so another axis is transposed to the end."""
+    """Convert Softmax, LogSoftmax or Hardmax to opset 12, which flattens all dimensions from `axis` on. The result is
+    the same only for the last axis, so another axis is transposed to the end."""
     shape = scope.shape(node.input[0]) or scope.shape(node.output[0])
     axis = _number(node, "axis", -1)
     if shape is None and axis != -1:
@@ -288,7 +287,7 @@ def _number(node: NodeProto, name: str, default: int) -> int:
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
 
 
-# Functions that rewrite a node, by operator and its current opset.
+# Functions that rewrite a node, by operator and by the opset that changed its definition.
 REWRITES: Mapping[tuple[str, int], Callable[[NodeProto, Scope, NewName], list[NodeProto]]] = {
     ("Softmax", 13): _softmax,
     ("LogSoftmax", 13): _softmax,

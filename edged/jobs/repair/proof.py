@@ -1,4 +1,4 @@
-"""Proves that a repaired model gives the same answers as the original. Runs in the child."""
+"""Compares the answers of a repaired model with the answers of the original. Runs in the child."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ NAME = f"onnx.reference {onnx.__version__}"
 
 
 def prove(job: Prove) -> Proven:
-    """Compare the answers of the original and the repaired model. Raises Unsuitable if the original cannot be run."""
+    """Compare the answers of the original and the repaired model. Raises Unsuitable or another EngineUnusable if the
+    original cannot be run or the repaired model cannot be opened."""
     asked, by = _evaluated(job) if job.evaluate else _inferred(job)
     backend = registry.load(job.repaired.recipe.backend)
     repaired = backend.open(job.repaired)
@@ -43,7 +44,7 @@ def prove(job: Prove) -> Proven:
 
 
 def tolerance_for(path: Path) -> Tolerance:
-    """Return how much the answers of two runs may differ, which depends on the precision of the model."""
+    """Return the allowed difference of the answers of two runs, which depends on the precision of the model."""
     graph = onnx.load(str(path), load_external_data=False).graph
     halves = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
     elements = {tensor.data_type for tensor in graph.initializer}
@@ -64,8 +65,8 @@ def _inferred(job: Prove) -> tuple[list[Sample], str]:
 
 
 def _evaluated(job: Prove) -> tuple[list[Sample], str]:
-    """Run ONNX's reference implementation on as many probes as the time allows, but on at least one. A model that is
-    too slow even for one probe exceeds the child's time limit."""
+    """Run ONNX's reference implementation on as many probes as the time allows, but at least until one is answered. A
+    model that is too slow for this exceeds the child's time limit."""
     session = Evaluator(Path(job.original.model), job.original.signature)
     end, asked, why = time.monotonic() + job.seconds, list[Sample](), ""
     for probe in _probes(job, asked):

@@ -1,7 +1,7 @@
 """Simplifies a model with onnxslim, which folds constants and removes unneeded nodes. Runs in the child.
 
-onnxslim is pure Python: unlike similar libraries it needs no wheel for each processor and Python version, and it adds
-only sympy. The extra `edged[convert]` installs it.
+onnxslim is pure Python. Unlike similar libraries, it needs no wheel for each processor and Python version, and it
+requires only sympy in addition. The extra `edged[convert]` installs onnxslim.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edged.ipc.job_messages import Simplified, Simplify
 
 # The library copies the model several times, each in one protobuf message, which must be smaller than 2 GiB.
 _LARGEST = 1 << 30
-_INLINE = 256 << 20  # bytes of weights above which they are written next to the graph
+_INLINE = 256 << 20  # bytes; the weights of a larger model are written next to the graph
 
 
 def simplify(job: Simplify) -> Simplified:
