@@ -209,10 +209,10 @@ class OrtLanguageModel:
                 except RuntimeError:  # not every model's generator can be rewound
                     pass
         parameters = og.GeneratorParams(self._model)
-        set_sampling(parameters, request.wanted.sampling, self.context)
         try:
+            set_sampling(parameters, request.wanted.sampling, self.context)
             return Alone(og.Generator(self._model, parameters), request, self._ends)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             if request.wanted.sampling.guidance:
                 raise InvalidInput(
                     f"the {request.wanted.sampling.guidance} of the request cannot be used: {one_line(error)}"
