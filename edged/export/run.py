@@ -47,8 +47,8 @@ _PROBE = ChildLimits(seconds=900.0, memory_mb=8192)
 
 
 class Wish(NamedTuple):
-    """The user's request; see `frameworks.contract.Request`. If `opset` is 0, the exporter chooses the
-    opset. If a box does not support this opset, the newest opset that all boxes support is used."""
+    """The user's request; see `frameworks.contract.Request`. If `opset` is 0, the exporter chooses the opset. If a box
+    does not support this opset, the newest opset that all boxes support is used."""
 
     weights: Path | None = None
     imgsz: tuple[int, int] | None = None

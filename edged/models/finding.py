@@ -33,8 +33,8 @@ _ELSEWHERE = "export the model with standard ONNX operators"
 
 
 class Category(str, enum.Enum):
-    """The reason why a model is refused, with a default remedy for findings that set none. Remedies for operators are in
-    `jobs/trial.py`."""
+    """The reason why a model is refused, with a default remedy for findings that set none. Remedies for operators are
+    in `jobs/trial.py`."""
 
     _value_: str
     remedy: str

@@ -118,8 +118,8 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class LanguageFiles(msgspec.Struct, frozen=True):
-    """The facts in the files of a language model. `kind` is the model's architecture. `context` is the largest number of
-    tokens that the model was made for, 0 if unknown. `token_bytes` is the size in bytes of a token in the KV cache. 
+    """The facts in the files of a language model. `kind` is the model's architecture. `context` is the largest number
+    of tokens that the model was made for, 0 if unknown. `token_bytes` is the size in bytes of a token in the KV cache.
     `weights_mb` is the size of the files with weights, in MiB. `temperature` and `top_p` are defaults for requests."""
 
     forms: tuple[Form, ...]

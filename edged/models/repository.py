@@ -267,8 +267,8 @@ class Repository:
 
     def restore(self, name: str) -> None:
         """Put back the model of this name that was removed or replaced last, and move the present model of this name to
-        the trash. A scan sees either the present model or the restored model. Raises ModelNotFound if the trash
-        has no model of this name, Refused if the disk does not allow the exchange."""
+        the trash. A scan sees either the present model or the restored model. Raises ModelNotFound if the trash has no
+        model of this name, Refused if the disk does not allow the exchange."""
         check_name(name)
         own = (name, f"{name}.onnx", f"{name}.gguf", f"{name}.toml")
         try:
@@ -313,8 +313,8 @@ class Repository:
         return True
 
     def sweep(self) -> None:
-        """Remove the remains of interrupted calls of `add` and `remove`, and finish interrupted calls of `restore`. If a
-        call of `add` was interrupted after it replaced a model, move the old model to the trash. Call this only when
+        """Remove the remains of interrupted calls of `add` and `remove`, and finish interrupted calls of `restore`. If
+        a call of `add` was interrupted after it replaced a model, move the old model to the trash. Call this only when
         the daemon starts."""
         if self.root.is_dir():
             for stray in self.root.glob(f"{_RESTORING}*"):

@@ -61,8 +61,8 @@ def check(settings: Mapping[str, str]) -> None:
 def sequencing(
     signature: Signature, settings: Mapping[str, str], configured: SequenceBatching | None = None
 ) -> Sequencing | None:
-    """Return a model's states and controls; None if the model is stateless. Raises ConfigError if the declared states or
-    controls do not match the model's tensors. `configured` is the content of config.pbtxt."""
+    """Return a model's states and controls; None if the model is stateless. Raises ConfigError if the declared states
+    or controls do not match the model's tensors. `configured` is the content of config.pbtxt."""
     inputs = {spec.name: spec for spec in signature.inputs}
     outputs = {spec.name: spec for spec in signature.outputs}
     declared = configured or SequenceBatching()
