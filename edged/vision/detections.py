@@ -1,8 +1,8 @@
 """Detections of one picture, and the packed form in which processes on one edge box send them to each other.
 
 Both processes must run the same version of edged. Packed detections with boxes only are fixed-size records. Detections
-with more fields start with a header that cannot be mistaken for a record, because its first four bytes are a float32
-NaN. The header describes the parts that follow, in little endian:
+with more fields start with a header. The first four bytes of the header are a float32 NaN, which no record begins with.
+The header describes the parts that follow, in little endian:
 
     header | n records | tracker ids | keypoints | corners | length of each mask | runs of all masks
 """
@@ -31,14 +31,14 @@ _ID, _FLOAT, _COUNT = np.dtype("<i8"), np.dtype("<f4"), np.dtype("<u4")
 
 
 class Detections(msgspec.Struct, frozen=True, eq=False):
-    """n detections: boxes float32 [n, 4] xyxy in pixels of the original picture, scores float32 [n] in 0..1,
-    class_ids int32 [n]. Decoders return the best score first. All values are finite.
+    """n detections: boxes float32 [n, 4] xyxy in pixels of the original picture, scores float32 [n] in 0..1, class_ids
+    int32 [n]. Decoders return the best score first. All values are finite.
 
-    The other fields are None if the model does not provide them. `masks`: one mask from `masks.encode` per detection,
-    over the whole picture. `keypoints`, float32 [n, k, 3]: x and y in pixels of the original picture, and score.
-    `corners`, float32 [n, 4, 2]: the corners of oriented boxes, in order around each box. `boxes` then has the
-    axis-aligned bounding boxes of the oriented boxes, cut to the picture. `tracker_ids`, int64 [n], are negative for
-    detections that are not tracked.
+    The other fields are None if the model does not provide them. `masks` has one mask from `masks.encode` per
+    detection, over the whole picture. `keypoints`, float32 [n, k, 3], has x and y in pixels of the original picture,
+    and the score. `corners`, float32 [n, 4, 2], has the corners of oriented boxes, in order around each box. With
+    `corners`, `boxes` has the axis-aligned bounding boxes of the oriented boxes, cut to the picture. `tracker_ids`,
+    int64 [n], are negative for detections that are not tracked.
     """
 
     boxes: npt.NDArray[np.float32]
