@@ -19,7 +19,7 @@ def content_fields(content: Content, names: Sequence[str], maps: bool = True) ->
     - class map: `class_map` of {width, height, class_ids, lengths, areas}; see `ClassMap`. An area is {class, class_id,
       share}; `share` is the part of the map that has this class, in 0..1
     - depth: `depth` of {unit, is_inverse, map}
-    - embedding: `embedding`, a list of numbers; with a gallery also `similarity` and `label` (empty below the threshold)
+    - embedding: `embedding`, a list of numbers; with a gallery `similarity` and `label` (empty below the threshold)
     - text: `text`, and `confidence` in 0..1
     - anomaly: `anomaly` of {score, is_anomalous}, and `map` if the model has one
 
