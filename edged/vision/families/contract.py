@@ -198,8 +198,9 @@ class Opened(msgspec.Struct, frozen=True):
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
-        """Match a model by its tensors only. `reason` begins the reason of the claim. Return None if the tensors do not
-        fit. If a setting is missing, return a claim that has no family, and names the setting in its reason."""
+        """Match a model by its tensors only. `reason` says why edged tries this family, and begins the reason of the
+        claim. Return None if the tensors do not fit. If a setting is missing, return a claim that has no family, and
+        names the setting in its reason."""
         raise NotImplementedError
 
     def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
