@@ -128,7 +128,7 @@ class FrameworkProcess:
         return found
 
     def close(self) -> None:
-        """Kill the process and all processes that it started, including those that left its session."""
+        """Kill the process and all processes that it started, including those in other sessions."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -48,7 +48,7 @@ class Compared(msgspec.Struct, frozen=True):
     difference: float
     allowed: float
     meaningless: float = _MEANINGLESS
-    shapes: str = ""  # how the shapes differ; empty if they are equal
+    shapes: str = ""  # the difference between the shapes; empty if the shapes are equal
 
     @property
     def is_right(self) -> bool:

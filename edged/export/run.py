@@ -1,4 +1,4 @@
-"""The steps of an export, in order: load, export, check what was written, compare the answers, write the file."""
+"""The steps of an export, in order: load, export, check the exported file, compare the answers, write the file."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def export(
     """
     began = time.monotonic()
     reads = (*source.reads, *((str(wish.weights.absolute()),) if wish.weights else ()))
-    # The framework may write to the first folder, and only read the second one.
+    # The framework may write to `theirs`, and only read `own`.
     theirs, own = scratch / "framework", scratch / "own"
     theirs.mkdir()
     own.mkdir()

@@ -51,8 +51,8 @@ _TEXTS = ("SHORT_BINUNICODE", "BINUNICODE", "UNICODE", "BINUNICODE8")
 
 
 class Source(NamedTuple):
-    """The source of an export. `kind` is the exporter, a file in `frameworks`; `name` is what the exporter loads: an
-    absolute path, or a name. `title` names the source for people."""
+    """The source of an export. `kind` is the exporter, a file in `frameworks`; The exporter loads `name`, an absolute
+    path or a name. `title` names the source for people."""
 
     kind: str
     name: str

@@ -27,7 +27,7 @@ class Limits(NamedTuple):
 
 def intersection(boxes: Mapping[str, Sequence[RuntimeSupport]]) -> Limits:
     """Return the newest versions that every working runtime of every box supports. Raises Unsupported if a box has no
-    working ONNX Runtime, with which every answer is compared."""
+    working ONNX Runtime, the reference for the answers of all engines."""
     limits = Limits()
     for box, runtimes in boxes.items():
         working = [each for each in runtimes if not each.problem]

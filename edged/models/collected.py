@@ -111,8 +111,8 @@ class Collected(msgspec.Struct, frozen=True):
     """The finished collection of a model: its id and its frames.
 
     `calibrate` and `judge` map the path of each frame with this use to the digest of the file. Both are empty if the
-    retention of the frames has ended; the id then still identifies what engines were calibrated on. `cameras` maps the
-    path of each frame in `judge` to its camera.
+    retention of the frames has ended; the id then still identifies the frames that calibrated engines. `cameras` maps
+    the path of each frame in `judge` to its camera.
     """
 
     id: str
@@ -140,7 +140,7 @@ def folder_of(state: Path, model: str) -> Path:
 
 
 def read_index(folder: Path) -> Collection:
-    """Read the index of a folder. Raises OSError, and sealed.Damaged if its content is not what was written."""
+    """Read the index of a folder. Raises OSError, and sealed.Damaged if the index is too large or damaged."""
     path = folder / INDEX
     if path.stat().st_size > _LARGEST_INDEX:
         raise sealed.Damaged(f"{INDEX} is too large")

@@ -32,8 +32,9 @@ def read_settings(file: Path) -> tuple[str, dict[str, str]]:
     """Return the name of the dictionary of the model in `file`, and the setting `decode.characters`. Both are empty
     without a dictionary.
 
-    A dictionary belongs to a model if its name begins with the model's name, or if the folder has no other model. If
-    several belong to the model, edged reads none of them. A file that is too large or cannot be read counts as absent.
+    A dictionary belongs to a model if the dictionary's name begins with the model's name, or if the folder has no other
+    model. If several dictionaries belong to the model, edged reads none of them. A file that is too large or cannot be
+    read counts as absent.
     """
     try:
         names = sorted(each.name for each in file.parent.iterdir())

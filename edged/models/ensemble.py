@@ -49,7 +49,7 @@ class Port(msgspec.Struct, frozen=True):
 
 class Part(msgspec.Struct, frozen=True):
     """The model of a step. `max_batch_size` is 0 if the model has no batch dimension. `unfit` is the reason why the
-    model cannot be in an ensemble; empty if it can."""
+    model cannot be in an ensemble, or empty."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -58,7 +58,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def ports(tensors: Iterable[TensorConfig], max_batch_size: int) -> tuple[Port, ...]:
-    """Return the ensemble's own inputs or outputs, as config.pbtxt describes them, as ports."""
+    """Return the ensemble's inputs or outputs in config.pbtxt as ports."""
     return tuple(Port(each.name, each.datatype, each.dims, max_batch_size > 0, each.optional) for each in tensors)
 
 

@@ -1,6 +1,6 @@
 """Reads the versions of a model from disk: its folder or plain ONNX file, its settings and config.pbtxt.
 
-An ensemble is a folder with config.pbtxt. It needs no folder for its version, but may have one, as in Triton.
+An ensemble is a folder with config.pbtxt. As in Triton, the folder of its version may be missing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     folder: str = ""
     triton: TritonConfig | None = None
     labels: dict[str, tuple[str, ...]] = {}
-    repair: repair.Record | None = None  # if it was repaired when it was added
+    repair: repair.Record | None = None  # if edged repaired the model when it was added
     unread: tuple[str, ...] = ()  # a line for each file that looks like settings but is not read
 
     @property
@@ -309,7 +309,7 @@ def read_labels(folder: Path, config: TritonConfig) -> tuple[dict[str, tuple[str
 
 
 def _unusable(folder: Path, name: PurePosixPath) -> str:
-    """Return why a file that the configuration names cannot be used; empty if it can."""
+    """Return why a file that the configuration names cannot be used; empty if the file can be used."""
     try:
         status_inside(folder, name)
     except FileNotFoundError:
@@ -320,7 +320,7 @@ def _unusable(folder: Path, name: PurePosixPath) -> str:
 
 
 def _named_files(config: TritonConfig) -> Iterator[PurePosixPath]:
-    """Yield the paths in the model's folder of all files that the configuration names. They may be missing."""
+    """Yield the paths in the model's folder of all files that the configuration names. The files may be missing."""
     for output in config.outputs:
         if output.label_file:
             yield PurePosixPath(output.label_file)

@@ -98,8 +98,8 @@ class Category(str, enum.Enum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One problem: `message` describes it in one line, `remedy` says how to fix it (default: the category's), `node`
-    names the node or tensor, if any."""
+    """One problem: `message` describes the problem in one line, `remedy` says how to fix it (default: the category's
+    remedy), `node` names the node or tensor, if any."""
 
     stage: Stage
     category: Category

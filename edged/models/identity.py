@@ -1,4 +1,4 @@
-"""A model's digest: sha256 over the ONNX file and its external data. Models with equal digests give equal answers."""
+"""A model's digest: sha256 over the ONNX file and its external data, which together determine the answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHUNK = 1 << 20
 
 
 def file_digest(path: Path) -> str:
-    """Return the hexadecimal sha256 of one file. Raises ModelRefused if it cannot be read."""
+    """Return the hexadecimal sha256 of one file. Raises ModelRefused if the file cannot be read."""
     digest = hashlib.sha256()
     try:
         with open(path, "rb", opener=_non_blocking) as file:

@@ -67,7 +67,7 @@ class Model(msgspec.Struct, frozen=True):
         _ = model.sequencing  # raises if the tensors do not match
         try:
             _ = model.configured_profile
-        except Unsuitable as error:  # only some engines need a range of shapes; they report the error
+        except Unsuitable as error:  # only some engines need a range of shapes, and these report the error
             if model.shape_policy.kind == "refuse":
                 raise ConfigError(f"setting {shapes.POLICY}=refuse needs a range of shapes: {error}") from error
         return model

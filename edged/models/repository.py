@@ -243,7 +243,7 @@ class Repository:
 
     def remove(self, name: str, *, delete: bool = False) -> Path | None:
         """Move a model and its settings to the trash, and return their folder there. With `delete`, delete them instead
-        and return None. Raises ModelNotFound if the model does not exist, Refused if the disk does not allow it."""
+        and return None. Raises ModelNotFound if the model does not exist, Refused if the disk does not allow this."""
         check_name(name)
         folder, plain, plain_settings = self._paths(name)
         if not folder.is_dir() and not os.path.lexists(plain):
@@ -305,7 +305,7 @@ class Repository:
                     _moved(path, self.root / path.name, undo)
                 undo.pop_all()
         if current:
-            with contextlib.suppress(OSError):  # `sweep` finishes it
+            with contextlib.suppress(OSError):  # `sweep` finishes the move
                 _move_to_trash(self.root, [aside / file for file in current])
         _remove_empty(aside)
         _remove_empty(staging)
@@ -372,7 +372,7 @@ class Repository:
         return known.entries
 
     def _judged(self, entry: ModelEntry) -> ModelEntry:
-        """Return the entry, with a problem if another user may have written the model or may replace it."""
+        """Return the entry; with a problem, if another user may have written the model or can replace the model."""
         model = Path(entry.path)
         if self.accepts_foreign or entry.problem or not model.exists():
             return entry
@@ -488,7 +488,7 @@ def _moved(source: Path, target: Path, undo: contextlib.ExitStack) -> None:
 
 
 def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # it is not empty
+    with contextlib.suppress(OSError):  # the folder is not empty
         folder.rmdir()
 
 
@@ -519,7 +519,7 @@ class Overrides:
         self.root, self._repository = root.absolute(), repository
 
     def sweep(self) -> None:
-        """Remove the files of an earlier daemon. Call it only when the daemon starts."""
+        """Remove the files of an earlier daemon. Call this only when the daemon starts."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def entries(self, name: str, config: str | None, files: Mapping[str, bytes]) -> dict[str, ModelEntry]:
@@ -552,7 +552,7 @@ class Overrides:
         return {e.name: e for e in found}
 
     def discard(self, entries: Mapping[str, ModelEntry]) -> None:
-        """Remove the files of a model if it was loaded from files."""
+        """Remove the files of a model that a client loaded with files."""
         for folder in {Path(entry.folder) for entry in entries.values()}:
             if folder.parent == self.root:
                 shutil.rmtree(folder, ignore_errors=True)

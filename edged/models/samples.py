@@ -76,7 +76,7 @@ def check_size(name: str, size: int) -> None:
 def content(path: str) -> str:
     """Return the sha256 of a sample's content. A file is read again only if it has changed.
 
-    Returns "SIZE bytes" if the file is too large, "error ERRNO" if it cannot be read.
+    Returns "SIZE bytes" if the file is too large, "error ERRNO" if the file cannot be read.
     """
     try:
         status = os.stat(path)

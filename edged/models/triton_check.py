@@ -13,7 +13,7 @@ from edged.models.triton_config import SequenceBatching, TensorConfig, TritonCon
 from edged.tensors import ANY_SHAPE, TensorSpec, byte_size
 
 _MOST_WARMUP_BYTES = 256 << 20
-COMPLETED_ROWS = 4  # the max_batch_size that Triton sets if it completes a configuration
+COMPLETED_ROWS = 4  # the max_batch_size that Triton writes into a configuration without one
 
 
 def check(config: TritonConfig, signature: Signature, optional: Sequence[TensorSpec] = ()) -> None:

@@ -23,8 +23,8 @@ _MOST_VERSIONS = 64
 
 
 class VersionPolicy(msgspec.Struct, frozen=True):
-    """Which versions are served. `named` lists these versions. If it is empty, the highest versions are served, and
-    `latest` says how many (0 for all)."""
+    """Which versions are served. `named` lists these versions. If `named` is empty, the `latest` highest versions are
+    served (0: all)."""
 
     latest: int = 1
     named: tuple[int, ...] = ()

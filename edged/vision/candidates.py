@@ -39,7 +39,7 @@ def candidates(
     groups the family with the nearest signature comes first.
 
     The arguments are those of `recognise`, but the setting `family` is ignored. A family is left out if another setting
-    does not fit it, for example if `names` has a wrong number of names.
+    contradicts the family, for example if `names` has a wrong number of names.
     """
     given = {key: value for key, value in settings.items() if key != "family"}
     evidence = evidence_of(inputs, outputs, read_metadata(metadata), given, operators, heads)

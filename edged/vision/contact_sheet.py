@@ -1,4 +1,4 @@
-"""A picture with a tile for each of several results, so that a person can compare them."""
+"""A picture with a tile for each of several results, so that a person can compare the results."""
 
 from __future__ import annotations
 

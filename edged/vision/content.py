@@ -279,8 +279,8 @@ def unpack(packed: bytes | memoryview) -> Content:
 
 
 class Line(NamedTuple):
-    """A line of text that describes a content to people. `class_id` selects the colour of the line; it is -1 if the
-    line is not about a class."""
+    """A line of text that describes a content to people. `class_id` selects the colour of the line; -1 if the line is
+    not about a class."""
 
     text: str
     class_id: int = -1

@@ -63,8 +63,8 @@ def choose(
 
 
 def _whole_pixels(boxes: npt.NDArray[np.float32], margin: float, width: int, height: int) -> npt.NDArray[np.float64]:
-    """Enlarge boxes by `margin`, cut them to the picture, and round them outwards to whole pixels. Return xyxy [n, 4],
-    with NaN for a box that is not finite."""
+    """Enlarge boxes by `margin`, cut the boxes to the picture, and round their edges outwards to whole pixels. Return
+    xyxy [n, 4], with NaN for a box that is not finite."""
     exact = boxes.astype(np.float64)
     exact[~np.isfinite(exact).all(axis=1)] = np.nan
     more, limit = (exact[:, 2:] - exact[:, :2]) * margin, (width, height)

@@ -1,4 +1,4 @@
-"""Detections of one picture, and the packed form in which processes on one edge box send them to each other.
+"""Detections of one picture, and the packed form of detections in messages between processes on one edge box.
 
 Both processes must run the same version of edged. Packed detections with boxes only are fixed-size records. Detections
 with more fields start with a header. The first four bytes of the header are a float32 NaN, which no record begins with.
@@ -107,7 +107,7 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
 
     def pack(self) -> bytes:
         """Return the detections as bytes: one `RECORD` for each detection. If the detections have further fields, a
-        header comes before the records, and the fields come after them."""
+        header comes before the records, and the fields come after the records."""
         records = np.empty(len(self), RECORD)
         records["box"], records["score"], records["class_id"] = self.boxes, self.scores, self.class_ids
         if self.masks is None and self.keypoints is None and self.corners is None and self.tracker_ids is None:
@@ -153,7 +153,7 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
 
 
 def count_packed(packed: bytes | memoryview) -> int:
-    """Return the number of packed detections, without reading them."""
+    """Return the number of detections in packed detections, without unpacking."""
     if packed[:4] == _MAGIC and len(packed) >= _HEADER.size:
         return int(_HEADER.unpack_from(packed)[2])
     return len(packed) // RECORD.itemsize

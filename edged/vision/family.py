@@ -81,7 +81,7 @@ class Recognition(msgspec.Struct, frozen=True):
 
     If `family` is None, only raw tensors are served. If `preprocess` is None, edged feeds no pictures; `picture` says
     why. `sound` is set if the model takes sound: hosts then get tensors, and the daemon decodes the outputs. `reason`
-    says why the family was recognised, or why no family was; it is cut to fit in a few lines.
+    says why the family was recognised, or why no family was, in a few lines.
 
     Two fields can be set only without a family. `between` are the families that accept the tensors and may be right,
     the most likely first. `kind` is the name of a kind of model that edged does not decode (see `kinds`).

@@ -143,7 +143,7 @@ def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, 
     """Convert raw pixels to BGR uint8 [height, width, 3]. For BGR, padded or not, the result is a view of `data`.
 
     `stride` is the number of bytes from one row of the first plane to the next, 0 for tightly packed rows. NV12's
-    interleaved chroma rows have the same stride; the rows of I420's two chroma planes have half of it. YUV is
+    interleaved chroma rows have the same stride, the rows of I420's two chroma planes have half this stride. YUV is
     interpreted as BT.601 limited range, as in OpenCV. The padding after the very last row may be missing.
 
     Raises InvalidImage for an impossible size or stride, for more than `MAX_PIXELS`, or if the length of `data` does

@@ -125,7 +125,7 @@ def polygon(counts: Counts, width: int, height: int) -> npt.NDArray[np.int32]:
     restores the part, but with filled holes. Raises ValueError like `decode`, Unsupported without OpenCV.
     """
     try:
-        import cv2  # imported here to save memory in the daemon and in commands, which need it only for this
+        import cv2  # imported here to save memory in the daemon and in commands, which need OpenCV only for this
     except ImportError:
         raise Unsupported(packages.missing("cv2", "the polygon of a mask")) from None
 

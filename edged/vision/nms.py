@@ -82,7 +82,7 @@ def hull_of(corners: npt.NDArray[np.float32]) -> Boxes:
 
 def _keep_greedy(n: int, overlaps: Overlaps, max_detections: int) -> Index:
     """Return the indices of the candidates to keep. The n candidates are in order, the best first. A candidate is kept
-    if it overlaps no better candidate that is kept."""
+    unless it overlaps a better candidate that is kept."""
     kept = np.empty(0, np.intp)
     for start in range(0, n, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, n))
@@ -100,7 +100,7 @@ def _keep_greedy(n: int, overlaps: Overlaps, max_detections: int) -> Index:
 
 def _keep_fast(n: int, overlaps: Overlaps, max_detections: int) -> Index:
     """Return the indices of the candidates to keep. The n candidates are in order, the best first. A candidate is kept
-    if it overlaps no better candidate, even one that is dropped."""
+    unless it overlaps a better candidate. Dropped candidates count, too."""
     kept = np.empty(0, np.intp)
     for start in range(0, n, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, n))

@@ -1,4 +1,4 @@
-"""Simple statistics of a picture: light, colour, contrast and layout. They show when a camera's pictures change."""
+"""Statistics of a picture: light, colour, contrast and layout. The statistics show when a camera's pictures change."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ Values: TypeAlias = dict[str, int]  # the numbers that words stand for
 
 
 class DimPattern(msgspec.Struct, frozen=True):
-    """One dimension: `add + times * symbol / over`. Without a symbol it is the number `add`. `scale`, if set, is a word
-    that replaces the factor `times`."""
+    """One dimension: `add + times * symbol / over`. Without a symbol, the dimension is `add`. `scale`, if set, is a
+    word that replaces the factor `times`."""
 
     add: int = 0
     times: int = 1

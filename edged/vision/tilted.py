@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 Corner: TypeAlias = tuple[float, float]
-# Top left, top right, bottom right, bottom left of the rectangle once it is upright.
+# Top left, top right, bottom right and bottom left of the upright rectangle.
 Corners: TypeAlias = tuple[Corner, Corner, Corner, Corner]
 
 _Points: TypeAlias = npt.NDArray[np.float32]
 
 
 class TiltedWindow(msgspec.Struct, frozen=True):
-    """A tilted rectangle of a picture. The model gets it upright.
+    """A tilted rectangle of a picture. The model gets the rectangle upright.
 
     The upright window has `width` x `height` pixels. The upper left corner of the window is at `left`, `top` in the
     picture. One pixel to the right in the window is a step of `right` (x, y) in the picture; one pixel down is a step
@@ -89,8 +89,8 @@ class TiltedWindow(msgspec.Struct, frozen=True):
         return np.concatenate((inverse, -shift[:, None]), axis=1)
 
     def boxes_to_picture(self, boxes: _Points) -> _Points:
-        """Convert boxes xyxy, float32 [n, 4], in the upright window to the smallest boxes in the picture that contain
-        them. Return a new array, clipped to the picture. An inverted or empty box stays empty."""
+        """Convert boxes xyxy, float32 [n, 4], in the upright window to the smallest axis-aligned boxes in the picture
+        that contain these boxes. Return a new array, clipped to the picture. An inverted or empty box stays empty."""
         x1, y1, x2, y2 = boxes.T
         corners = self.to_picture(np.stack((x1, y1, x2, y1, x2, y2, x1, y2), axis=1).reshape(-1, 4, 2))
         width, height = self.picture

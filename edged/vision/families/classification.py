@@ -122,7 +122,7 @@ def _row(evidence: Evidence) -> TensorSpec | None:
 
 
 def _are_probabilities(row: Floats) -> bool:
-    """Whether all finite values are in 0..1. Then they count as probabilities, if the model's graph is unknown."""
+    """Whether all finite values are in 0..1, so that they count as probabilities if the model's graph is unknown."""
     finite = row[np.isfinite(row)]
     return bool(finite.min() >= 0 and finite.max() <= 1)
 

@@ -1,4 +1,5 @@
-"""The steps that families share: check output tensors, select candidates, suppress them, map them to the picture.
+"""The steps that families share: check output tensors, select candidates, suppress duplicates, map boxes to the
+picture.
 
 A model file can leave sizes open or declare them wrongly, and a runtime returns the tensors that the graph computes. So
 a tensor of unexpected shape is refused. Detections with values that are not finite, or far outside any input, are

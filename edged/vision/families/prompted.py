@@ -31,8 +31,8 @@ label is always a whole prompt.
 
 Source: the processors and image processors of transformers 5.24.0, the ONNX configurations of optimum-onnx (commit
 1939f27), transformers.js (commit 5ed4c5c). The inputs of Grounding DINO are known from transformers.js only: Optimum
-does not export it. Verified with small models of transformers 5.24.0 with random weights, exported with these inputs
-and outputs: token ids and labels are the same, scores differ by at most 5e-6, boxes by at most 1e-4 pixels. Not
+does not export this model. Verified with small models of transformers 5.24.0 with random weights, exported with these
+inputs and outputs: token ids and labels are the same, scores differ by at most 5e-6, boxes by at most 1e-4 pixels. Not
 verified on trained weights. The authors resize with other filters: OWL-ViT bicubic, OWLv2 with a Gaussian.
 """
 
@@ -240,7 +240,7 @@ def _unfit(prompts: Sequence[Prompt], count: Dim, width: int, classes: Dim) -> s
 
 
 def _unjoinable(prompts: Sequence[Prompt]) -> str:
-    """Return why the texts cannot be joined to one text of Grounding DINO; empty if they can."""
+    """Return why the texts cannot be joined to one text of Grounding DINO; empty if there is no reason."""
     for prompt in prompts:
         start, *words, end = prompt.tokens if len(prompt.tokens) > 2 else (0, 0, 0)
         if (start, end) != (_START, _END):

@@ -1,4 +1,4 @@
-"""Families of models that take sound: voice detection, and tags of sounds. They return `Classes`.
+"""Families of models that take sound: voice detection, and tags of sounds. These families return `Classes`.
 
 Silero VAD, whose ONNX files are in the package `silero-vad`:
 
@@ -8,8 +8,8 @@ Silero VAD, whose ONNX files are in the package `silero-vad`:
 - Version 4: `input` [N, samples], `h` and `c` [2, N, 64], `sr` INT64 -> `output` [N, 1], `hn`, `cn`. No context.
 
 The output is the probability of speech. The authors count 0.5 or more as speech. Source: `OnnxWrapper` of silero-vad
-6.2.3; edged's results for the same windows are equal. The tensors of version 4 are known from programs that use it
-(`silero-vad-model` of VadFilterOnnx); this version was not verified on its file.
+6.2.3; edged's results for the same windows are equal. The tensors of version 4 are known from programs that use this
+version (`silero-vad-model` of VadFilterOnnx); this version was not verified on its file.
 
 Tags: one input of samples [n] or [N, n], and an output of scores [rows, classes]. The score of a class is its highest
 score in the rows. Several classes can apply at once.

@@ -1,8 +1,8 @@
 """Models that take one line of text: recognisers, and PP-OCR's classifier of upside-down lines.
 
-These models expect the part of a picture that shows one line, such as the box of a text detector. edged feeds them the
-whole picture, or its region of interest. Lines must run from left to right. PaddleOCR first turns a part by 90 degrees
-counterclockwise if it is at least 1.5 times as high as wide.
+These models expect the part of a picture that shows one line, such as the box of a text detector. edged feeds the whole
+picture, or its region of interest. Lines must run from left to right. PaddleOCR first turns a part by 90 degrees
+counterclockwise if the part is at least 1.5 times as high as wide.
 
 Sources: PaddlePaddle/PaddleOCR: tools/infer/predict_cls.py (commit 0005f4d) and ppocr/postprocess/rec_postprocess.py
 (commit 0002349); rapidocr 3.10.0 (ch_ppocr_rec, ch_ppocr_cls), which reads the same texts as edged with its models
@@ -198,7 +198,7 @@ class PpOcrCls(Classification, frozen=True):
     """PP-OCR's classifier of lines that are upside down: classes `0` and `180`, probabilities [N, 2].
 
     The later models PP-LCNet_x0_25_textline_ori and _x1_0_ have another input: 160 x 80 pixels, stretched, RGB,
-    normalised as for ImageNet; they are not of this family.
+    normalised as for ImageNet. These models are not of this family.
     """
 
     name = "ppocr-cls"

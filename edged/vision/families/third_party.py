@@ -1,4 +1,4 @@
-"""Loads families of other packages: checks whether edged accepts their classes, and checks what their code returns.
+"""Loads families of other packages: checks whether edged accepts the classes, and checks the results of their methods.
 
 Every error in the code of a family becomes a FamilyFailed that names the package of the family.
 """
