@@ -2,8 +2,8 @@
 exports a model.
 
 The child may read the files of the user's Python and of the source. It may write only to a scratch folder, which
-contains its home folder. It has no network, and its time and memory are limited. `frameworks/main.py` describes the
-messages.
+contains its home folder. The child has no network, and its time and memory are limited. `frameworks/main.py` describes
+the messages.
 """
 
 from __future__ import annotations

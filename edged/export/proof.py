@@ -4,7 +4,7 @@ How much two correct answers differ depends on the model. For example, a top-k m
 moves whole rows. In the framework itself, noise in the last bit of the picture has the same effect.
 
 So the framework also answers a *moved* input: each float in the input is changed by one step of its dtype
-(`verification.noise.nudged`). An output of the file may differ by `_TIMES` times the change that this causes.
+(`verification.noise.nudged`). An output of the file may differ by up to `_TIMES` times the resulting change.
 
 If an output differs by more, perhaps only the order of its rows differs. So the sorted values of each column are
 compared. The sorted values are also compared if the allowed difference is too large to prove anything. If the sorted

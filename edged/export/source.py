@@ -51,7 +51,7 @@ _TEXTS = ("SHORT_BINUNICODE", "BINUNICODE", "UNICODE", "BINUNICODE8")
 
 
 class Source(NamedTuple):
-    """The source of an export. `kind` is the exporter, a file in `frameworks`; The exporter loads `name`, an absolute
+    """The source of an export. `kind` is the exporter, a file in `frameworks`. The exporter loads `name`, an absolute
     path or a name. `title` names the source for people."""
 
     kind: str

@@ -1,13 +1,13 @@
 """Anomaly detection of anomalib: PatchCore, PaDiM, STFPM, EfficientAD and its other models.
 
 Version 2 puts preprocessing and postprocessing into the graph. Input `input` [N, 3, H, W] FP32, RGB in 0..1; height and
-width can be open, because the graph resizes. Outputs: `pred_score` [N] or [N, 1], `pred_label` BOOL, `anomaly_map` [N,
-1, h, w], `pred_mask` BOOL; a model can lack some of them. The graph rescales the score and the map to 0..1, so that the
-threshold found in training becomes 0.5. If a model has no `pred_score`, the score is the highest value of the map.
+width can be open, because the graph resizes. Outputs: `pred_score` [N] or [N, 1], `pred_label` BOOL, `anomaly_map`
+[N, 1, h, w], `pred_mask` BOOL; a model can lack some of them. The graph rescales the score and the map to 0..1, so that
+the threshold found in training becomes 0.5. If a model has no `pred_score`, the score is the highest value of the map.
 `pred_label` is the result of comparing the score with the threshold that was chosen in the export.
 
-Version 1 has the same input, which the graph resizes. `output` is either the map in the model's own scale, [N, 1, h,
-w], or the score, [N]. If `output` is the map, the score is the highest value of the map. Thresholds are in
+Version 1 has the same input, which the graph resizes. `output` is either the map in the model's own scale,
+[N, 1, h, w], or the score, [N]. If `output` is the map, the score is the highest value of the map. Thresholds are in
 metadata.json next to the file (see `edged.models.anomalib`). If a model of version 1 has several outputs, the exporter
 names only the first output, so edged reads only `output`. Version 0 exported the same tensors but normalised pixels
 outside the graph.

@@ -180,9 +180,9 @@ def to_keypoint_detections(
 ) -> Detections:
     """Return detections of one class with keypoints, in pixels of the original picture, best score first.
 
-    Boxes, scores and `needs_nms` are as for `to_detections`. Points are [n, k, 2], x and y in input pixels, or [n, k,
-    3] with a score; keypoints without a score get score 1. `k` is 0 if the model has no keypoints. Keypoints may lie
-    outside the picture. A detection is dropped if one of its keypoints is NaN, infinite, or far outside any input.
+    Boxes, scores and `needs_nms` are as for `to_detections`. Points are [n, k, 2], x and y in input pixels, or
+    [n, k, 3] with a score; keypoints without a score get score 1. `k` is 0 if the model has no keypoints. Keypoints may
+    lie outside the picture. A detection is dropped if one of its keypoints is NaN, infinite, or far outside any input.
     """
     offered = select_candidates(boxes, scores, np.zeros(len(scores)), thresholds.score)
     points = points[offered.rows]

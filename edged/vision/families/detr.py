@@ -36,9 +36,9 @@ _TENSORS = ("labels", "boxes", "scores")
 class RtDetr(Family, frozen=True):
     """RT-DETR, RT-DETRv2, D-FINE and relatives, as exported by their own repositories.
 
-    Inputs `images` and `orig_target_sizes` INT64 [N, 2]; outputs `labels` [N, Q], `boxes` [N, Q, 4] and `scores` [N,
-    Q], best first and without duplicates. The graph multiplies the boxes, xyxy in 0..1, by the sizes (width, height).
-    edged passes the size of the input, so that boxes are in input pixels, as in all other families. Source:
+    Inputs `images` and `orig_target_sizes` INT64 [N, 2]; outputs `labels` [N, Q], `boxes` [N, Q, 4] and `scores`
+    [N, Q], best first and without duplicates. The graph multiplies the boxes, xyxy in 0..1, by the sizes (width,
+    height). edged passes the size of the input, so that boxes are in input pixels, as in all other families. Source:
     `RTDETRPostProcessor` and `tools/export_onnx.py` of these repositories.
     """
 
