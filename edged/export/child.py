@@ -1,8 +1,9 @@
-"""Starts and asks a child process that runs the user's Python. In it, a framework loads and exports a model.
+"""Starts a child process that runs the user's Python, and sends requests to it. In this process, a framework loads and
+exports a model.
 
-That process may read the files of its environment and of the source, and write to a scratch folder, which contains its
-home folder. It has no network, and limits of time and memory. Requests and answers are lines of JSON, see
-`frameworks/main.py`.
+The child may read the files of the user's Python and of the source. It may write only to a scratch folder, which
+contains its home folder. The child has no network, and its time and memory are limited. `frameworks/main.py` describes
+the messages.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from edged.decoding import ready
 from edged.errors import BuildFailed, InvalidInput, Unsuitable, Unsupported
 
 _MAIN = Path(__file__).parent / "frameworks" / "main.py"
-_NOISE = 1 << 16  # bytes of standard error that are kept
+_NOISE = 1 << 16  # bytes at the end of standard error that `noise` returns
 _DISK_MB = 16 << 10
-_LONGEST = 16 << 20  # bytes of an answer
-# Folders below ~/.cache with downloaded weights, by the environment variable that names another folder.
+_LONGEST = 16 << 20  # bytes of the longest accepted answer
+# Environment variables that name a cache of downloaded weights, with the default folders below ~/.cache.
 _CACHES = {"TORCH_HOME": "torch", "HF_HOME": "huggingface"}
 _OFFLINE = {
     **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "YOLO_OFFLINE", "ULTRALYTICS_SAFE_LOAD"), "1"),
@@ -49,7 +50,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     error: str = ""  # refused, missing, memory or failed
     message: str = ""
-    module: str = ""  # the missing one
+    module: str = ""  # name of the missing Python module
     framework: str = ""
     inputs: dict[str, tuple[str, tuple[int, ...], dict[int, str]]] = {}
     settings: dict[str, str] = {}
@@ -57,7 +58,7 @@ class Answer(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     has_layers: bool = False
     memory_mb: int = 0  # the most that the process used so far
-    names: tuple[str, ...] = ()  # of the arrays in a file of answers
+    names: tuple[str, ...] = ()  # names of the arrays in the .npz file of answers
 
 
 class ModuleMissing(Unsupported):
@@ -65,7 +66,7 @@ class ModuleMissing(Unsupported):
 
 
 class Limits(NamedTuple):
-    """Limits of all steps together: seconds of wall-clock time, MiB of memory."""
+    """Limits of the child process: wall-clock seconds for all steps together, and MiB of memory."""
 
     seconds: float
     memory_mb: int
@@ -90,7 +91,7 @@ class FrameworkProcess:
         ]
         process.adopt_orphans()
         self._others = process.children()
-        self._noise = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`; without a name for the framework
+        self._noise = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`; has no path to open
         self._process = subprocess.Popen(
             [*launcher, reach.argument(), python, str(_MAIN), imports_from],
             stdin=subprocess.PIPE,
@@ -127,7 +128,7 @@ class FrameworkProcess:
         return found
 
     def close(self) -> None:
-        """Kill the process and all processes that it started, including those that left its session."""
+        """Kill the process and all processes that it started, including those in other sessions."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -163,7 +164,7 @@ class FrameworkProcess:
         return f"the framework's process ended {how}" + (f": {said[0][:300]}" if said else "")
 
     def noise(self) -> list[str]:
-        """Return the lines that the framework printed last."""
+        """Return the non-empty lines in the last 64 KiB that the process printed."""
         self._noise.seek(max(0, self._noise.seek(0, os.SEEK_END) - _NOISE))
         return [line for line in self._noise.read().decode(errors="replace").splitlines() if line.strip()]
 
@@ -185,8 +186,8 @@ def _places(python: str) -> tuple[str, ...]:
 
 
 def _environment(scratch: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the environment variables, which set a home in the scratch folder and keep frameworks offline. Also return
-    the user's caches of weights, which the process may read."""
+    """Return the environment variables of the child, and the user's caches of weights, which the child may read. The
+    variables set a home folder in the scratch folder, and keep frameworks offline."""
     home = scratch / "home"
     home.mkdir()
     kept: Mapping[str, str] = {

@@ -1,7 +1,8 @@
 """Confines its own process for a framework, and then runs the user's Python in this process (exec).
 
-`python -m edged.export.launcher PARENT_PID MEMORY_MB DISK_MB REACH COMMAND...`: only the files of REACH can be used,
-and no socket can be opened. So code in a checkpoint can neither reach the network nor write outside its folder.
+`python -m edged.export.launcher PARENT_PID MEMORY_MB DISK_MB REACH COMMAND...`: if the kernel has Landlock and seccomp,
+the process can use only the files of REACH and open no socket. So code in a checkpoint cannot reach the network, and
+cannot write outside the scratch folder.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 How much two correct answers differ depends on the model. For example, a top-k may order queries differently, which
 moves whole rows. In the framework itself, noise in the last bit of the picture has the same effect.
 
-So the input is moved by one step of its type (`verification.noise.nudged`), which changes the framework's own answer.
-Each output of the file may differ by up to `_TIMES` times this change.
+So the framework also answers a *moved* input: each float in the input is changed by one step of its dtype
+(`verification.noise.nudged`). An output of the file may differ by up to `_TIMES` times the resulting change.
 
 If an output differs by more, perhaps only the order of its rows differs. So the sorted values of each column are
 compared. The sorted values are also compared if the allowed difference is too large to prove anything. If the sorted
@@ -24,11 +24,11 @@ from edged.tensors import Array
 from edged.verification.boxes import Agreement, Matcher
 from edged.verification.golden import Sample
 
-_TIMES, _LEAST = 64.0, 2e-5  # relative L2: rounding, and functions of other libraries
-# The last bit of a float16 is as large as the rounding in all of the model.
+_TIMES, _LEAST = 64.0, 2e-5  # `_LEAST` is a relative L2 norm: rounding, and functions of other libraries
+# In float16, one step of the input is as large as the rounding errors of the whole model, so the factor is smaller.
 _TIMES_HALF, _LEAST_HALF = 8.0, 5e-3
 _MEANINGLESS, _MEANINGLESS_HALF = 0.01, 0.05  # an allowance above this proves nothing
-_ALIKE = 0.99  # share of the detections that both must have
+_ALIKE = 0.99  # share of the detections that file and framework must have in common
 _UNPROVEN = (
     "noise in the last bit of the inputs changes the framework's own answers too much for a comparison; give pictures"
     " that show something with --samples"
@@ -39,15 +39,16 @@ _NOTHING = "no output has a finite value that is the same in two runs, so nothin
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """The comparison of one output for one input. `difference` is how far the answers of file and framework differ, and
-    `allowed` how far they may differ. Both are relative L2 norms. `picture` names the input."""
+    """The comparison of one output for one input. `difference` is the difference between the answers of file and
+    framework, and `allowed` is its limit. Both are relative L2 norms; for outputs that are not floats, they are shares
+    of unequal elements. `picture` names the input."""
 
     output: str
     picture: str
     difference: float
     allowed: float
     meaningless: float = _MEANINGLESS
-    shapes: str = ""  # how the shapes differ; empty if they are equal
+    shapes: str = ""  # the difference between the shapes; empty if the shapes are equal
 
     @property
     def is_right(self) -> bool:
@@ -60,8 +61,8 @@ class Compared(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """The outcome over all inputs. `by` is what was compared: elements, sorted values, or detections. `problem`: how
-    the file differs from the framework; empty if it does not. `worst` is the largest difference."""
+    """The outcome over all inputs. `by` says which values were compared: elements, sorted values, or detections.
+    `problem` says why the file is not proven; empty if it is. `worst` is the largest difference."""
 
     by: str
     inputs: int
@@ -166,12 +167,11 @@ def _distance(expected: Array, found: Array) -> float:
 def first_difference(
     framework: Mapping[str, Array], moved: Mapping[str, Array], file: Mapping[str, Array]
 ) -> str | None:
-    """Return the name of the module from which on the outputs differ; None if no such module is found.
+    """Return the first module that differs after the last module that agrees; None if no module differs there.
 
     The arguments map "module|shape" to samples of the outputs, in the order of execution. Exporters merge modules, such
     as a convolution and the batch normalisation that follows it. In a correct file, the output of a merged module may
     differ, but the outputs of later modules agree. So a module that differs does not count if a later module agrees.
-    The result is the first module that differs after the last module that agrees.
     """
     first: str | None = None
     for name, expected in framework.items():

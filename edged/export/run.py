@@ -1,4 +1,4 @@
-"""The steps of an export, in order: load, export, check what was written, compare the answers, write the file."""
+"""The steps of an export, in order: load, export, check the exported file, compare the answers, write the file."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ _PROBE = ChildLimits(seconds=900.0, memory_mb=8192)
 
 
 class Wish(NamedTuple):
-    """The user's request; see `frameworks.contract.Request`. If `opset` is 0, the exporter's own opset is used, or the
-    newest opset that all boxes support if the latter is lower."""
+    """The user's request; see `frameworks.contract.Request`. If `opset` is 0, the exporter chooses the opset. If a box
+    does not support this opset, the newest opset that all boxes support is used."""
 
     weights: Path | None = None
     imgsz: tuple[int, int] | None = None
@@ -92,7 +92,7 @@ def export(
     """
     began = time.monotonic()
     reads = (*source.reads, *((str(wish.weights.absolute()),) if wish.weights else ()))
-    # The framework may write to the first folder, and only read the second one.
+    # The framework may write to `theirs`, and only read `own`.
     theirs, own = scratch / "framework", scratch / "own"
     theirs.mkdir()
     own.mkdir()
@@ -174,8 +174,8 @@ class _Export:
 
     def write(self, loaded: Answer) -> tuple[Path, str, Inspection]:
         """Export in each of the framework's ways (`Answer.ways`), one after the other, until a file is as requested. If
-        there is no such file, convert the first file whose only fault is that its ONNX versions are too new. Raises
-        ModelRefused if there is no such file either, or if the file cannot be converted."""
+        no file is, convert the first file whose only fault is that its ONNX versions are too new. Raises ModelRefused
+        if no file has only this fault, or if the file cannot be converted."""
         problem, best = "", None
         # First ask for the exporter's own opset (0): the boxes may take a newer opset than the exporter can write.
         asked = [self._wish.opset] if self._wish.opset or not self._limits.opset else [0, self._limits.opset]
@@ -208,7 +208,7 @@ class _Export:
 
     def _lowered(self, place: Path, way: str, inspection: Inspection) -> tuple[Path, str, Inspection]:
         """Convert the exporter's file to the requested versions. Raises ModelRefused if an operator cannot be
-        converted. The message has the operator's source line if the exporter wrote the line into the file."""
+        converted. The message gives the line of the user's code, if the exporter wrote this line into the file."""
         sources = asyncio.run(self._finish(place, self._own / "traced.onnx")).sources
         opset, ir = self._wish.opset or self._limits.opset, self._limits.ir_version
         steps, versions = list[Step](), {}
@@ -323,8 +323,8 @@ def _ranges(loaded: Answer) -> dict[str, str]:
 
 
 def _lost(loaded: Answer, samples: Sequence[golden.Sample]) -> str:
-    """Return an open dimension that the export has fixed to one size; empty if it fixed none. Each open dimension was
-    tried with two sizes (`_ranges`). `samples` has only the inputs that the file accepted."""
+    """Return the first open dimension that the export fixed to one size; empty if the export fixed no dimension. Each
+    open dimension was tried with two sizes (`_ranges`). `samples` has only the inputs that the file accepted."""
     for name, (_, shape, opened) in loaded.inputs.items():
         for axis, word in opened.items():
             if all(sample.inputs[name].shape[axis] == shape[axis] for sample in samples):
@@ -337,8 +337,8 @@ def _moved(sample: golden.Sample) -> dict[str, Array]:
 
 
 def _save(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays by name, with an x before each name, because the name of an input may be the same as that of a
-    parameter of savez, such as `file`."""
+    """Write arrays by name to an .npz file. Each name gets the prefix "x", because an input may have the name of a
+    parameter of `np.savez`, such as `file`."""
     np.savez(path, **{f"x{name}": value for name, value in arrays.items()})  # type: ignore[arg-type]
 
 

@@ -26,7 +26,7 @@ PACKAGES = {
     "torchvision": "torchvision torch onnx onnxscript",
     "ultralytics": "ultralytics onnx",
 }
-# Modules that exist after these packages are installed.
+# If one of these modules is missing, the error names the packages in PACKAGES; otherwise, the module itself.
 KNOWN = frozenset(
     (
         *(
@@ -46,23 +46,23 @@ KNOWN = frozenset(
 )
 _NAMED = ("rfdetr", "timm", "torchvision")
 _PICKLES = (".pkl", ".pickle", ".joblib")
-_LARGEST = 64 << 20  # bytes of a pickle without its tensors
+_LARGEST = 64 << 20  # bytes of data.pkl; the tensors are in other files of the archive
 _TEXTS = ("SHORT_BINUNICODE", "BINUNICODE", "UNICODE", "BINUNICODE8")
 
 
 class Source(NamedTuple):
-    """The source of an export. `kind` is the exporter, a file in `frameworks`; `name` is what the exporter loads: an
-    absolute path, or a name. `title` names the source for people."""
+    """The source of an export. `kind` is the exporter, a file in `frameworks`. The exporter loads `name`, an absolute
+    path or a name. `title` names the source for people."""
 
     kind: str
     name: str
     title: str
-    reads: tuple[str, ...] = ()  # files and folders that it needs
+    reads: tuple[str, ...] = ()  # files and folders that the exporter reads
 
 
 def find(text: str) -> Source:
     """Return the source that the user named in `text`, with its exporter. Raises InvalidInput if no exporter fits.
-    Raises Refused for a checkpoint of torch that is not from Ultralytics."""
+    Raises Refused for a .pt or .pth file that is not a checkpoint of Ultralytics."""
     prefix, _, rest = text.partition(":")
     path = Path(text)
     if prefix in _NAMED and rest and not path.exists():
@@ -108,8 +108,8 @@ def _file(path: Path) -> Source:
 
 
 def globals_of(path: Path) -> list[str]:
-    """Return the names, "module.name", that a checkpoint of torch would import, without importing any. Raises Refused
-    if the file is not such a checkpoint."""
+    """Return the names ("module.name") that loading a checkpoint of torch would import. Imports nothing. Raises Refused
+    if the file is not a checkpoint of torch 1.6 or newer, or if its data.pkl is larger than 64 MiB."""
     try:
         with zipfile.ZipFile(path) as archive:
             member = next(each for each in archive.infolist() if each.filename.endswith("/data.pkl"))

@@ -1,5 +1,5 @@
-"""Finds the newest ONNX versions that all boxes support. Checks that an exported file is as requested, because
-exporters only log a difference. Pure."""
+"""Finds the newest ONNX versions that all boxes support, and checks exported files. An exporter that does not write the
+requested opset or shapes only logs this. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edged.errors import Unsupported
 from edged.models.inspection import Inspection
 from edged.tensors import TensorSpec, numpy_dtype
 
-_ANY = 64  # see RuntimeSupport
+_ANY = 64  # the version of a runtime that does not check versions: see RuntimeSupport
 _REFERENCE = "onnxruntime"
 Inputs = Mapping[str, tuple[str, tuple[int, ...], dict[int, str]]]  # see `child.Answer.inputs`
 
@@ -27,7 +27,7 @@ class Limits(NamedTuple):
 
 def intersection(boxes: Mapping[str, Sequence[RuntimeSupport]]) -> Limits:
     """Return the newest versions that every working runtime of every box supports. Raises Unsupported if a box has no
-    working ONNX Runtime, with which every answer is compared."""
+    working ONNX Runtime, the reference for the answers of all engines."""
     limits = Limits()
     for box, runtimes in boxes.items():
         working = [each for each in runtimes if not each.problem]
@@ -44,9 +44,10 @@ def intersection(boxes: Mapping[str, Sequence[RuntimeSupport]]) -> Limits:
 
 
 def versions_beyond(found: Inspection, wanted: int, limits: Limits) -> str:
-    """Return which version is too new; empty if no version is. The opset must not be above `wanted` (0 for no request)
-    or above the opset of `limits`. The IR version must not be above that of `limits`. An opset below `wanted` is
-    accepted, because some exporters write an older opset if the model's operators are the same in both."""
+    """Return a message about the version that is too new; empty if no version is. The opset must be at most `wanted` (0
+    for no request) and at most the opset of `limits`. The IR version must be at most that of `limits`. An opset below
+    `wanted` is accepted, because some exporters write an older opset if the model's operators are the same in both
+    opsets."""
     opset = found.opsets.get("ai.onnx", 0)
     if wanted and opset > wanted:
         return f"opset {opset} instead of {wanted}"

@@ -43,7 +43,7 @@ class _Metadata(msgspec.Struct):
 
 def read_settings(file: Path) -> dict[str, str]:
     """Return `family`, `thresholds.score` and, for anomalib 0, `preprocess.mean` and `preprocess.std` of the model in
-    `file`. Return an empty mapping if metadata.json of anomalib is not in the same folder, or cannot be read."""
+    `file`. Return an empty mapping if metadata.json of anomalib is not in the same folder, or is unusable."""
     path = file.parent / METADATA
     try:
         if path.stat().st_size > _MOST_BYTES:

@@ -28,7 +28,7 @@ _BLOCKS = 8  # a collection has at least this many blocks
 _LARGEST_INDEX = 16 << 20  # bytes
 _GAP = 0.05  # share of a block, at each of its ends, whose frames are not used
 
-# Bounds of what an index may say, far beyond what is collected: the daemon computes with these numbers.
+# Limits of the numbers in an index, far above all real values. The daemon computes with these numbers.
 _Time: TypeAlias = Annotated[float, Meta(ge=-1e12, le=1e12)]
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
 
@@ -37,8 +37,8 @@ class Frame(msgspec.Struct, frozen=True):
     """One frame. `offset_s` is the time since the collection began, in seconds of a clock that does not jump.
 
     `taken_unix_s` is the time of the wall clock. `boot` (the boot of the box) and `uptime_s` (seconds since that boot)
-    say when the frame was kept. The age of the frame is computed from these two. `likeness` is the 64-bit hash of
-    `vision.likeness`; `sha256` is the digest of the file.
+    say when the frame was kept; the age of the frame is computed from them. `likeness` is the 64-bit hash of
+    `vision.likeness`, `sha256` the digest of the file, and `size` its size in bytes.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class Collection(msgspec.Struct, frozen=True):
-    """The frames that were collected for a model. `over_s` is how long the collection is meant to take, in seconds.
+    """The frames that were collected for a model. `over_s` is the planned duration, in seconds.
 
     Engines use a collection only when it is `finished` (complete, or stopped by a command). From then on `id` is a
-    digest of its frames. The id stays the same if frames are removed later because their retention ended, so that
+    digest of its frames. If frames are removed later because their retention ended, the id stays the same, so that
     engines that were calibrated on these frames remain valid. If all frames are removed for this reason, the next
-    collection begins with this id. It gets its own id when it is finished.
+    collection has this id until it is finished.
     """
 
     cameras: tuple[str, ...]
@@ -71,7 +71,7 @@ class Collection(msgspec.Struct, frozen=True):
     spent_s: _Time = 0.0  # seconds that the collection has run, without the time that the daemon was stopped
     duplicates: _Count = 0  # frames that were dropped because a kept frame looks nearly the same
     unusable: _Count = 0  # frames that were dropped because they cannot be decoded, or are too large
-    configured: bool = False  # whether the configuration asks for it, not a command
+    configured: bool = False  # whether the configuration started the collection, not a command
 
     @property
     def block_s(self) -> float:
@@ -96,8 +96,8 @@ class Collection(msgspec.Struct, frozen=True):
         return "calibrate" if int(block) % 2 == 0 else "judge"
 
     def after_gap(self, offset_s: float) -> float:
-        """Return `offset_s`, or, if it is in the gap between two blocks, the end of the gap. Both are seconds since the
-        start of the collection."""
+        """Return the end of the gap that contains `offset_s`, or `offset_s` itself if it is in no gap. Both are seconds
+        since the start of the collection."""
         if self.use_at(offset_s) != "gap":
             return offset_s
         return (round(offset_s / self.block_s) + _GAP) * self.block_s
@@ -111,8 +111,8 @@ class Collected(msgspec.Struct, frozen=True):
     """The finished collection of a model: its id and its frames.
 
     `calibrate` and `judge` map the path of each frame with this use to the digest of the file. Both are empty if the
-    retention of the frames has ended; the id then still identifies what engines were calibrated on. `cameras` maps the
-    path of each frame in `judge` to its camera.
+    retention of the frames has ended; the id then still identifies the frames that calibrated engines. `cameras` maps
+    the path of each frame in `judge` to its camera.
     """
 
     id: str
@@ -123,7 +123,7 @@ class Collected(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, folder: Path, collection: Collection) -> Collected | None:
         """Return the frames of a finished collection in `folder`. If the collection is not finished, return only the id
-        of the collection before it, or None if there is no such id."""
+        of the finished collection before it. Return None if no collection before it was finished."""
         if not collection.finished:
             return cls(collection.id) if collection.id else None
         uses: tuple[Use, Use] = ("calibrate", "judge")
@@ -133,14 +133,14 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 def folder_of(state: Path, model: str) -> Path:
-    """Return the folder of a model's frames below the state directory. The model's name is encoded. So the folder is
-    directly in `FOLDER` and not hidden, even if the name contains slashes or begins with a dot."""
+    """Return the folder of a model's frames below the state directory. The model's name is percent-encoded, so that the
+    folder is directly in `FOLDER` and not hidden, even if the name contains slashes or begins with a dot."""
     name = quote(model, safe="")
     return state / FOLDER / (f"%2E{name[1:]}" if name.startswith(".") else name)
 
 
 def read_index(folder: Path) -> Collection:
-    """Read the index of a folder. Raises OSError, and sealed.Damaged if its content is not what was written."""
+    """Read the index of a folder. Raises OSError, and sealed.Damaged if the index is too large or damaged."""
     path = folder / INDEX
     if path.stat().st_size > _LARGEST_INDEX:
         raise sealed.Damaged(f"{INDEX} is too large")
@@ -148,8 +148,8 @@ def read_index(folder: Path) -> Collection:
 
 
 def find(state: Path, model: str) -> Collected | None:
-    """Return the frames that a daemon with this state directory collected for a model; None if there are none that can
-    be used. For commands that run without the daemon."""
+    """Return `Collected.of` for the collection of a model in a state directory; None, too, if the index cannot be read.
+    For commands that run without the daemon."""
     folder = folder_of(state, model)
     try:
         return Collected.of(folder, read_index(folder))

@@ -1,8 +1,8 @@
 """The characters of a text recogniser, from a file of PaddleOCR next to the model.
 
-The file is a dictionary: a UTF-8 file with a character on each line (ppocr_keys_v1.txt, en_dict.txt, ppocrv5_dict.txt).
-Or the file is inference.yml of PaddleOCR 3, which has the characters as the list `character_dict`. PyYAML writes the
-entries of this list plain, or in single or double quotes, so edged needs no YAML library.
+The file is either a dictionary, in UTF-8 with one character on each line (ppocr_keys_v1.txt, en_dict.txt,
+ppocrv5_dict.txt), or inference.yml of PaddleOCR 3 with the list `character_dict`. PyYAML writes the entries of this
+list plain, in single quotes or in double quotes, so edged needs no YAML library.
 
 Source: ppocr/utils and export_model.py of PaddlePaddle/PaddleOCR (commit 00639f6).
 """
@@ -32,8 +32,9 @@ def read_settings(file: Path) -> tuple[str, dict[str, str]]:
     """Return the name of the dictionary of the model in `file`, and the setting `decode.characters`. Both are empty
     without a dictionary.
 
-    A dictionary belongs to a model if its name begins with the model's name, or if the folder has no other model. If
-    several belong to the model, edged reads none of them. A file that is too large or cannot be read counts as absent.
+    A dictionary belongs to a model if the dictionary's name begins with the model's name, or if the folder has no other
+    model. If several dictionaries belong to the model, edged reads none of them. A file that is too large or cannot be
+    read counts as absent.
     """
     try:
         names = sorted(each.name for each in file.parent.iterdir())
@@ -62,7 +63,8 @@ def _read(path: Path) -> tuple[str, ...]:
 
 
 def _entries(text: str) -> Iterator[str]:
-    """Yield the entries of `character_dict`. Raises ValueError for a scalar that is not as PyYAML writes it."""
+    """Yield the entries of `character_dict`; none if the file has no CTCLabelDecode. Raises ValueError if an entry in
+    double quotes is invalid."""
     lines = iter(text.split("\n"))
     if "CTCLabelDecode" not in text or not any(_LIST.fullmatch(line) for line in lines):
         return
@@ -77,6 +79,6 @@ def _scalar(written: str) -> str:
     if written.startswith("'"):
         return written[1:-1].replace("''", "'")
     if written.startswith('"'):
-        # JSON has no \x. The other escapes that it lacks stand for characters that no dictionary has.
+        # JSON has no escape \x. PyYAML's other escapes that JSON lacks stand for characters that no dictionary has.
         return msgspec.json.decode(_SHORT_ESCAPE.sub(r"\\u00", written), type=ready(str))
     return written

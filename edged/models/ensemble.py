@@ -4,8 +4,8 @@ The rules are Triton's, with two more: no step may write to an input of the ense
 cannot also be one of its outputs. Ensembles in ensembles, models with several responses, and models with sequences are
 not supported.
 
-In a configuration, -1 is a dimension of any size, and dims leave out the batch dimension if `max_batch_size` is above
-0. The shapes of requests include the batch dimension.
+In config.pbtxt, -1 is a dimension of any size. If `max_batch_size` is above 0, dims leave out the batch dimension. The
+shapes of requests include the batch dimension.
 
 Source, in triton-inference-server/core: ValidateEnsembleSchedulingConfig in src/model_config_utils.cc,
 ValidateEnsembleConfig in src/ensemble_scheduler/ensemble_utils.cc, and ReshapeTensorDims in
@@ -32,8 +32,8 @@ Dims: TypeAlias = "tuple[int, ...]"
 
 
 class Port(msgspec.Struct, frozen=True):
-    """An input or output of a step's model, or of the ensemble. `dims` are as in a configuration, None for any shape.
-    If `is_batched`, the tensor has a batch dimension before `dims`."""
+    """An input or output of a step's model, or of the ensemble. `dims` are as in config.pbtxt; None means any shape. If
+    `is_batched`, the tensor has a batch dimension before `dims`."""
 
     name: str
     datatype: str
@@ -49,7 +49,7 @@ class Port(msgspec.Struct, frozen=True):
 
 class Part(msgspec.Struct, frozen=True):
     """The model of a step. `max_batch_size` is 0 if the model has no batch dimension. `unfit` is the reason why the
-    model cannot be in an ensemble; empty if it can."""
+    model cannot be in an ensemble, or empty."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -58,12 +58,12 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def ports(tensors: Iterable[TensorConfig], max_batch_size: int) -> tuple[Port, ...]:
-    """Return the ensemble's own inputs or outputs, as config.pbtxt describes them, as ports."""
+    """Return the ensemble's inputs or outputs in config.pbtxt as ports."""
     return tuple(Port(each.name, each.datatype, each.dims, max_batch_size > 0, each.optional) for each in tensors)
 
 
 def specs(of: Iterable[Port]) -> tuple[TensorSpec, ...]:
-    """Return ports of an ensemble as tensor specs, whose shapes include the batch dimension."""
+    """Return ports of an ensemble as tensor specs. Their shapes include the batch dimension; "?" is an open one."""
     return tuple(
         TensorSpec(port.name, port.datatype, tuple("?" if dim < 0 else dim for dim in port.whole or ())) for port in of
     )
@@ -73,8 +73,8 @@ def specs(of: Iterable[Port]) -> tuple[TensorSpec, ...]:
 
 
 def check(config: TritonConfig) -> None:
-    """Raise ConfigError if the steps form a cycle, or if a tensor of the ensemble is not produced exactly once or is
-    not used. The error names the tensor or step."""
+    """Raise ConfigError if the ensemble is invalid whatever its models are: for example, if the steps form a cycle, if
+    two steps produce the same tensor, or if a tensor is not used. The error names the tensor or step."""
     steps = config.steps or ()
     if not 1 <= len(steps) <= _MOST_STEPS:
         raise ConfigError(f"ensemble_scheduling has {len(steps)} steps; an ensemble needs from 1 to {_MOST_STEPS}")
@@ -159,8 +159,8 @@ def _named(index: int, step: Step) -> str:
 
 
 def check_parts(config: TritonConfig, parts: Sequence[Part]) -> None:
-    """Raise ConfigError if the models do not fit together; the error names the step and the tensor. `parts` has the
-    model of each step."""
+    """Raise ConfigError if the models do not fit together. The error names the step and the tensor. `parts` has the
+    model of each step, in the order of the steps."""
     producers = {
         port.name: ("the ensemble", port)
         for port in (*ports(config.inputs, config.max_batch_size), *ports(config.outputs, config.max_batch_size))

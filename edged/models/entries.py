@@ -1,6 +1,6 @@
 """Reads the versions of a model from disk: its folder or plain ONNX file, its settings and config.pbtxt.
 
-An ensemble is a folder with config.pbtxt. It needs no folder for its version, but may have one, as in Triton.
+An ensemble is a folder with config.pbtxt. As in Triton, the folder of its version may be missing.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _MOST_LABEL_BYTES = 4 << 20
 class ModelEntry(msgspec.Struct, frozen=True):
     """One version of a model on disk.
 
-    The version that answers requests without a version has the model's name; the others are named NAME:VERSION. `path`
-    is the ONNX file (config.pbtxt of an ensemble), `folder` the model's folder (empty for a plain file), `samples` are
-    paths. `stamp` changes if files, settings or samples change. `problem` says why the version cannot be served; empty
-    if it can. `triton` is the content of config.pbtxt, `labels` has the class names of each output.
+    The default version, which answers requests without a version, has the model's name; other versions are named
+    NAME:VERSION. `path` is the model file (config.pbtxt of an ensemble), `folder` the model's folder (empty for a plain
+    file), `samples` are paths. `stamp` changes if files, settings or samples change. `problem` says why the version
+    cannot be served, or is empty. `triton` is the content of config.pbtxt. `labels` has the class names by output.
     """
 
     name: str
@@ -48,7 +48,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     folder: str = ""
     triton: TritonConfig | None = None
     labels: dict[str, tuple[str, ...]] = {}
-    repair: repair.Record | None = None  # if it was repaired when it was added
+    repair: repair.Record | None = None  # if edged repaired the model when it was added
     unread: tuple[str, ...] = ()  # a line for each file that looks like settings but is not read
 
     @property
@@ -95,9 +95,9 @@ def folder_entries(
 ) -> list[ModelEntry]:
     """Return the versions in a model's folder that are to be served, the default version first.
 
-    `triton` is the model's configuration, `problem` says why it is unusable, `sources` are the files that it was read
-    from. If the folder has no versions, return an empty list. But an ensemble, or a model with a `problem`, gets an
-    entry. Raises OSError if the folder cannot be read.
+    `triton` is the content of config.pbtxt, `problem` says why config.pbtxt is unusable, and `sources` are the files
+    from which `triton` was read. If the folder has no versions, the list is empty, except that an ensemble or a model
+    with a `problem` gets an entry for version 1. Raises OSError if the folder cannot be read.
     """
     present = {int(v.name): v for v in path.iterdir() if _VERSION.fullmatch(v.name) and v.is_dir()}
     config = triton or TritonConfig()
@@ -139,7 +139,7 @@ def folder_entries(
 
 
 def _file_of(version: Path, config: TritonConfig) -> str:
-    """Return the name of a version's file: the ONNX file, or a file of a language model."""
+    """Return the name of the model file in the folder of a version: the ONNX file, or the file of a language model."""
     name = config.model_file or MODEL_FILE
     return name if os.path.lexists(version / name) else language.language_file(version) or name
 
@@ -180,8 +180,8 @@ def plain_entry(name: str, path: Path, settings: Mapping[str, str]) -> ModelEntr
 def outside_entries(name: str, path: Path) -> list[ModelEntry]:
     """Return the versions of a model outside a repository that are to be served, the default version first.
 
-    `path` is an ONNX or GGUF file, or a folder, which need not be writable. The folder may be a model's folder in
-    Triton's layout, or a repository with this model. It may also have one ONNX file or the files of a language model.
+    `path` is an ONNX or GGUF file, or a folder, which need not be writable. The folder is a model's folder in Triton's
+    layout, or a repository with this model, or contains one ONNX file or the files of a language model.
     """
     if not path.is_dir():
         return [plain_entry(name, path, {})]
@@ -192,7 +192,7 @@ def outside_entries(name: str, path: Path) -> list[ModelEntry]:
                 return found
         file = language.language_file(path)
         files = [path / file] if file else [each for each in sorted(path.iterdir()) if each.suffix == ".onnx"]
-    except OSError:  # the refusal of the folder says why
+    except OSError:  # opening the returned entry fails, too, and that error says why
         files = []
     if len(files) != 1:
         return [plain_entry(name, path, {})]
@@ -246,7 +246,8 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def stamp(paths: Iterable[Path]) -> str:
-    """Return a text with inode, size and time of every file that exists. Equal texts do not prove equal contents."""
+    """Return the inodes, sizes and modification times of the files that exist, as text. Equal texts do not prove equal
+    contents."""
     marks = []
     for path in paths:
         try:
@@ -264,9 +265,9 @@ _SETTLED_NS = 5_000_000_000  # longer than the time resolution of any file syste
 def fingerprint(folder: Path, now_ns: int) -> tuple[object, ...] | None:
     """Return device, inode, size and times of a folder and everything below it, to detect changes.
 
-    None if later changes could be missed, because something is a symbolic link, or changed in the 5 s before `now_ns`
-    (nanoseconds since the epoch). None also if there are more than 256 files and folders. Raises OSError if the folder
-    cannot be read.
+    Return None if later changes could be missed: if the folder contains a symbolic link or more than 256 files and
+    folders, or if anything in it changed in the 5 s before `now_ns` (nanoseconds since the epoch). Raises OSError if
+    the folder cannot be read.
     """
     found, folders = [(".", folder.lstat())], [os.fspath(folder)]
     if stat.S_ISLNK(found[0][1].st_mode):
@@ -285,7 +286,7 @@ def fingerprint(folder: Path, now_ns: int) -> tuple[object, ...] | None:
 
 
 def read_config(folder: Path, name: str) -> tuple[TritonConfig | None, str]:
-    """Return (configuration, problem) of a model's folder: (None, "") if it has no config.pbtxt."""
+    """Return (configuration, problem) of a model's folder; (None, "") if the folder has no config.pbtxt."""
     try:
         return _read(folder, name, *_mark(folder, FILE))
     except FileNotFoundError:
@@ -308,7 +309,7 @@ def read_labels(folder: Path, config: TritonConfig) -> tuple[dict[str, tuple[str
 
 
 def _unusable(folder: Path, name: PurePosixPath) -> str:
-    """Return why a file that the configuration names cannot be used; empty if it can."""
+    """Return why a file that the configuration names cannot be used; empty if the file can be used."""
     try:
         status_inside(folder, name)
     except FileNotFoundError:
@@ -319,7 +320,7 @@ def _unusable(folder: Path, name: PurePosixPath) -> str:
 
 
 def _named_files(config: TritonConfig) -> Iterator[PurePosixPath]:
-    """Yield the paths in the model's folder of all files that the configuration names. They may be missing."""
+    """Yield the paths in the model's folder of all files that the configuration names. The files may be missing."""
     for output in config.outputs:
         if output.label_file:
             yield PurePosixPath(output.label_file)

@@ -1,8 +1,7 @@
-"""Findings of admission, which checks a model before it is served: the stages of the checks, and all reasons to refuse
-a model.
+"""Findings of admission, as plain data: the stages of admission, and all reasons to refuse a model.
 
-Plain data; the checks are in `edged.jobs`. Clients receive the error code MODEL_REJECTED and the category. The names of
-stages and categories are part of the API and never change (docs/admission.md).
+`edged.jobs` checks a model before it is served. Clients receive the error code MODEL_REJECTED and the category. The
+names of stages and categories are part of the API and never change (docs/admission.md).
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ class Stage(str, enum.Enum):
     OPSET = "opset"  # opset and IR version, against each installed runtime
     OPERATORS = "operators"  # operators and domains, against each installed runtime
     EXTERNAL_DATA = "external_data"  # present, inside the model's folder, long enough
-    MEMORY = "memory"  # the least memory that it needs, against the memory of the box
-    SESSION = "session"  # opened in a child
-    INFERENCE = "inference"  # run in a child with the golden inputs
+    MEMORY = "memory"  # a lower bound of the model's memory, against the box's memory
+    SESSION = "session"  # a child process opens the model
+    INFERENCE = "inference"  # a child process runs the model on golden inputs
 
 
 _EXPORT = "export the model again"
@@ -34,8 +33,8 @@ _ELSEWHERE = "export the model with standard ONNX operators"
 
 
 class Category(str, enum.Enum):
-    """The reason why a model is refused, with a default remedy for findings that do not set a remedy. Remedies for
-    operators are in `jobs/trial.py`."""
+    """The reason why a model is refused, with a default remedy for findings that set none. Remedies for operators are
+    in `jobs/trial.py`."""
 
     _value_: str
     remedy: str
@@ -60,7 +59,7 @@ class Category(str, enum.Enum):
     NO_GRAPH = "no_graph", "name the .onnx file itself, or export the model again"  # no nodes, no outputs, no opsets
     CYCLE = "cycle", _EXPORT
     DANGLING = "dangling", _EXPORT  # a node reads a tensor that no node writes
-    DUPLICATE = "duplicate", _EXPORT  # two items of one name
+    DUPLICATE = "duplicate", _EXPORT  # two items have the same name
     BAD_NAME = "bad_name", _EXPORT  # empty or not UTF-8
     TYPE_MISMATCH = "type_mismatch", _EXPORT
     SHAPE_MISMATCH = "shape_mismatch", _EXPORT
@@ -78,7 +77,8 @@ class Category(str, enum.Enum):
     NOT_IMPLEMENTED = "not_implemented", "cast to FP32 around the operator, or export the model with another opset"
     # external data
     EXTERNAL_MISSING = "external_missing", "copy the file into the model's folder"
-    EXTERNAL_OUTSIDE = "external_outside", "export the weights into the model's folder"  # absolute, upwards, by a link
+    # An absolute path, a path with "..", or a symbolic link.
+    EXTERNAL_OUTSIDE = "external_outside", "export the weights into the model's folder"
     EXTERNAL_NOT_A_FILE = "external_not_a_file", "copy the file itself into the model's folder"
     EXTERNAL_TRUNCATED = "external_truncated", "copy the file again"
     EXTERNAL_DAMAGED = "external_damaged", _EXPORT  # an invalid offset or length, or a wrong checksum
@@ -87,7 +87,7 @@ class Category(str, enum.Enum):
     REFUSED = "refused", "export the model with another opset or a newer exporter, or install a newer runtime"
     CRASHED = "crashed", "export the model with another opset, or install a newer runtime"
     TIMED_OUT = "timed_out", "try again when the box is less busy"
-    FAILED = "failed", "give inputs that the model accepts: --samples INPUTS.npz"  # with every golden input
+    FAILED = "failed", "give inputs that the model accepts: --samples INPUTS.npz"  # it fails with every golden input
     # A warning, the model is served: NaN or infinity for ordinary inputs.
     NOT_FINITE = "not_finite", "check the model for divisions by zero, logarithms and overflow in FP16"
     # A warning, the model is served: the outputs do not look like detections of the family that is set.
@@ -98,8 +98,8 @@ class Category(str, enum.Enum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One problem: `message` describes it in one line, `remedy` says how to fix it (default: the category's), `node`
-    names the node or tensor, if any."""
+    """One problem: `message` describes the problem in one line, `remedy` says how to fix it (default: the category's
+    remedy), `node` names the node or tensor, if any."""
 
     stage: Stage
     category: Category
@@ -127,7 +127,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: EdgedError) -> Finding | None:
-        """Return the finding that an error carries or implies; None if it is not about a model."""
+        """Return the finding of a ModelRefused, or a finding about settings for a ConfigError; otherwise None."""
         if isinstance(error, ConfigError):
             return cls(Stage.FILE, Category.SETTINGS, str(error))
         if not isinstance(error, ModelRefused) or not error.finding:
@@ -136,7 +136,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Category and stage of a finding; empty without one."""
+    """Category and stage of a finding; empty without a finding."""
 
     category: str = ""
     stage: str = ""

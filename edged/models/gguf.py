@@ -18,7 +18,7 @@ _MOST_ENTRIES, _MOST_TEXT, _MOST_ITEMS = 4096, 1 << 20, 1 << 21
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _TEXT, _ARRAY = 8, 9
 _ALIGNMENT = "general.alignment"
-# Types of tensors: the values in a block, and the bytes of a block. A tensor of another type is counted as empty.
+# Types of tensors: the values in a block, and the bytes of a block. A tensor of another type counts as 0 bytes.
 _BLOCKS = {
     0: (1, 4),  # F32
     1: (1, 2),  # F16
@@ -39,7 +39,7 @@ _MOST_TENSORS, _MOST_DIMENSIONS = 1 << 16, 8
 
 def read_facts(path: Path) -> dict[str, Value]:
     """Return the file's metadata by key, without lists. Raises OSError if the file cannot be read. Raises ValueError if
-    it is not a GGUF file, exceeds a limit of this module, or ends before its last tensor does."""
+    the file is not a GGUF file, exceeds a limit of this module, or is shorter than its tensors."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if file.read(4) != _MAGIC:
             raise ValueError("it is not a GGUF file")

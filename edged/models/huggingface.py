@@ -1,10 +1,10 @@
 """Settings from the files that Hugging Face puts next to a model: config.json, and preprocessor_config.json or
 processor_config.json.
 
-Exports of detectors and image encoders have the same tensors for all kinds of models; only `model_type` in config.json
-says which kind it is. Models for segmentation, depth and classification are recognised by their class in
-`architectures`. The outputs of all models of such a class have the same form. The files are in the folder of the ONNX
-file (Optimum) or in its parent (`onnx/model.onnx` on the Hub).
+Exports of different kinds of detectors and image encoders have the same tensors; only `model_type` in config.json says
+which kind a model is. Models for segmentation, depth and classification are recognised by their class in
+`architectures`, because all models of such a class have outputs of the same form. The files are in the folder of the
+ONNX file (Optimum) or in the parent of this folder (`onnx/model.onnx` on the Hub).
 
 Source: `configuration_*.py`, `modeling_auto.py` and the image processors of transformers 5.24.0.
 """
@@ -43,10 +43,11 @@ ENCODERS = {
 # The ends of the names of classes in `architectures`.
 _CLASSIFIER, _SEGMENTATION, _DEPTH = "ForImageClassification", "ForSemanticSegmentation", "ForDepthEstimation"
 _METRIC = ("glpn", "zoedepth")  # model_type of models that return metres
-_RELATIVE = ("depth_anything", "depth_pro", "dpt")  # of models of inverse depth; some Depth Anything models are metric
-_UNNORMALISED = ("glpn", "mobilevit", "mobilevitv2")  # their processors do not normalise, and have no setting for it
-_FLIPPED = ("mobilevit", "mobilevitv2")  # their processors swap red and blue, unless the setting for it is false
-_SQUARE = ("beit", "data2vec-vision", "dpt", "segformer")  # a size that is one number is the width and the height
+# model_type of models that return inverse depth; some Depth Anything models return metres instead
+_RELATIVE = ("depth_anything", "depth_pro", "dpt")
+_UNNORMALISED = ("glpn", "mobilevit", "mobilevitv2")  # their processors never normalise, and no file says so
+_FLIPPED = ("mobilevit", "mobilevitv2")  # their processors swap red and blue by default
+_SQUARE = ("beit", "data2vec-vision", "dpt", "segformer")  # for their processors, one number is width and height
 _LABELS = "multi_label_classification"
 _FULL_SIZE = 384  # pixels: image processors with `crop_pct` do not crop inputs from this size on
 _MOST_BYTES = 1 << 20
@@ -71,15 +72,14 @@ class _Config(msgspec.Struct, frozen=True):
 
     @property
     def map_family(self) -> str:
-        """The family of a model of segmentation or depth; empty for other models, and if the unit of a depth is
-        unknown."""
+        """The family of a model of segmentation or depth; empty for other models, and for depth of unknown unit."""
         if self.is_class(_SEGMENTATION):
             return "segmentation"
         if not self.is_class(_DEPTH):
             return ""
         if self.model_type in _METRIC or self.depth_estimation_type == "metric":
             return "depth-metric"
-        # Models with this backbone were trained with metres, but no file says so.
+        # DPT models with this backbone were trained with metres, but no file says so.
         is_unknown = self.backbone_config is not None and self.backbone_config.model_type == "dinov2"
         is_dpt = self.model_type == "dpt"
         return "depth" if self.model_type in _RELATIVE and not (is_dpt and is_unknown) else ""
@@ -105,7 +105,7 @@ class _Processor(msgspec.Struct, frozen=True):
     crop_pct: float | None = None
 
     def completed(self, model_type: str) -> _Processor:
-        """Return the processor with the settings that its code implies for this type of models, but that no file
+        """Return the processor, completed with defaults of the processors' code for this `model_type`, which no file
         contains."""
         normalises, flips, std = self.do_normalize, self.do_flip_channel_order, self.image_std
         if normalises is None and model_type in _UNNORMALISED:
@@ -113,7 +113,7 @@ class _Processor(msgspec.Struct, frozen=True):
         if flips is None and model_type in _FLIPPED:
             flips = True
         if std and model_type == "efficientnet" and self.include_top is not False:
-            std = [round(each * each, 6) for each in std]  # it divides by the standard deviation twice
+            std = [round(each * each, 6) for each in std]  # this processor divides by std twice
         return msgspec.structs.replace(self, do_normalize=normalises, do_flip_channel_order=flips, image_std=std)
 
 
@@ -126,9 +126,9 @@ def read_settings(file: Path) -> dict[str, str]:
     of segmentation or depth. Empty if no config.json describes such a model.
 
     The settings are `family` (not for classifiers), `names` (unless prompts are the classes), `decode.activation` for
-    multi-label classifiers, `outputs.finite` for Grounding DINO, and `preprocess.*`: mean and std. If the processor
-    fits all pictures into one size, `preprocess.*` also has this size and the way of fitting. A file that cannot be
-    read counts as absent.
+    multi-label classifiers, `outputs.finite` for Grounding DINO, and `preprocess.*`: color, scale, mean and std. If the
+    processor fits all pictures into one size, `preprocess.*` also has this size, and for classifiers and encoders the
+    fit. A file that cannot be read counts as absent.
     """
     folder = next((each for each in (file.parent, file.parent.parent) if (each / CONFIG).is_file()), None)
     config = None if folder is None else _read(folder / CONFIG, _Config)
@@ -153,8 +153,8 @@ def read_settings(file: Path) -> dict[str, str]:
 
 
 def _of_map_model(config: _Config, processor: _Processor) -> dict[str, str]:
-    """Return the settings for a model of segmentation or depth. The model gets the whole picture, even if its processor
-    would keep only the middle."""
+    """Return the settings for a model of segmentation or depth. edged feeds the whole picture to the model, even if the
+    model's processor crops the centre."""
     names = _names(config.first_labels) if config.map_family == "segmentation" else {}
     size = processor.crop_size if processor.do_center_crop else processor.size
     if type(size) is int and (processor.do_center_crop or config.model_type in _SQUARE):
@@ -186,12 +186,12 @@ def _pixels(processor: _Processor) -> dict[str, str]:
 
 
 def _fit(processor: _Processor) -> dict[str, str]:
-    """Return the settings for fitting pictures into the input of a classifier or encoder, and for the input's size.
-    Return an empty mapping if the processor's files do not determine them.
+    """Return the settings for the input size of a classifier or encoder, and for fitting pictures into the input; empty
+    if the processor's files do not determine these settings.
 
-    The processors stretch the picture, or resize its shorter side and keep only the middle of the picture. If a
-    processor has `crop_pct` (ConvNext, ResNet) and its size is only a shortest edge, it keeps the middle for sizes
-    below 384 pixels. From 384 pixels on, it stretches the picture.
+    A processor either stretches the picture, or resizes the shorter side and crops the centre. A processor with
+    `crop_pct` (ConvNext, ResNet) whose size is only a shortest edge crops the centre if this edge is below 384 pixels,
+    and stretches the picture otherwise.
     """
     if processor.do_resize is False:
         return {}
@@ -212,20 +212,19 @@ def _fit(processor: _Processor) -> dict[str, str]:
 
 
 def _cropped(resized: float, kept: int) -> dict[str, str]:
-    """Return the settings for resizing the shorter side to `resized` pixels and then keeping only the middle `kept`
-    pixels."""
+    """Return the settings that resize the shorter side to `resized` pixels and crop the centre to `kept` pixels."""
     return {"preprocess.fit": "center_crop", "preprocess.zoom": f"{max(1.0, resized / kept):.6g}"}
 
 
 def _edge(size: object) -> int | None:
-    """Return the shortest edge, or the number that older files have as the size; None for a size of another form."""
+    """Return `shortest_edge` of a size, or the size itself if it is a number, as in older files; otherwise None."""
     edge = size.get("shortest_edge") if isinstance(size, dict) else size
     return edge if _is_side(edge) else None
 
 
 def _size(size: object) -> dict[str, str]:
     """Return the settings for a fixed width and height; empty for other sizes."""
-    if isinstance(size, list) and len(size) == 2:  # as early versions write it
+    if isinstance(size, list) and len(size) == 2:  # early versions write a list
         size = {"height": size[0], "width": size[1]}
     sides = {side: size.get(side) if isinstance(size, dict) else None for side in ("width", "height")}
     if all(map(_is_side, sides.values())):

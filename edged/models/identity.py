@@ -1,4 +1,4 @@
-"""A model's digest: sha256 over the ONNX file and its external data, so that equal digests mean equal answers."""
+"""A model's digest: sha256 over the ONNX file and its external data, which together determine the answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHUNK = 1 << 20
 
 
 def file_digest(path: Path) -> str:
-    """Return the hexadecimal sha256 of one file. Raises ModelRefused if it cannot be read."""
+    """Return the hexadecimal sha256 of one file. Raises ModelRefused if the file cannot be read."""
     digest = hashlib.sha256()
     try:
         with open(path, "rb", opener=_non_blocking) as file:
@@ -26,12 +26,13 @@ def file_digest(path: Path) -> str:
 
 
 def _non_blocking(name: str, flags: int) -> int:
-    """Open without blocking: a FIFO in place of a file would block its reader for ever."""
+    """Open a file with O_NONBLOCK, because opening a FIFO would otherwise block until a process writes to it."""
     return os.open(name, flags | os.O_NONBLOCK)
 
 
 def require_same(order: Order) -> None:
-    """Raise Superseded if the model of an order was replaced or removed on disk, ModelRefused if it cannot be read."""
+    """Raise Superseded if the model of an order was replaced or removed on disk, ModelRefused if the model cannot be
+    read. Do nothing if the order has no digest."""
     if not order.digest:
         return
     try:

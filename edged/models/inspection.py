@@ -30,15 +30,13 @@ _QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLi
 
 
 def arithmetic(operators: Iterable[str], halves: bool) -> str:
-    """Return the precision that a graph computes in. `halves` says whether it has 16-bit weights."""
+    """Return the precision in which a graph computes. `halves` says whether the graph has 16-bit weights."""
     return "int8" if not _QUANTISED.isdisjoint(operators) else "fp16" if halves else "fp32"
 
 
 class ExternalFile(msgspec.Struct, frozen=True):
-    """A file with weights of the model. The path is relative to the model's folder.
-
-    `size` is in bytes. `problem` says why the file cannot be used; then `size` is 0 if it is unknown.
-    """
+    """A file with weights of the model. `path` is relative to the model's folder. `size` is in bytes, 0 if unknown.
+    `problem` says why the file cannot be used, or is empty."""
 
     path: str
     size: int
@@ -50,9 +48,9 @@ class Inspection(msgspec.Struct, frozen=True):
 
     `finding` says why no runtime can serve the model; None if no reason is known. With a finding, `digest` is empty if
     external data is incomplete, and datatypes may be ONNX's own names. `suspicion` is a possible problem of operators,
-    types or shapes: only a warning if the runtime accepts the model. `nodes` maps each operator to its first node,
-    without local functions. `optional` are inputs with a default (an initializer of the same name): a request may set
-    them, and the signature omits them.
+    types or shapes. It is only a warning if the runtime accepts the model. `nodes` maps each operator, except local
+    functions, to the first node that uses the operator. `optional` are inputs with a default, an initializer of the
+    same name. A request may set these inputs, and the signature omits them.
     """
 
     digest: str
@@ -74,7 +72,7 @@ class Inspection(msgspec.Struct, frozen=True):
     optional: tuple[TensorSpec, ...] = ()
     footprint: Footprint = Footprint()
     halves: bool = False  # some of its weights are FP16 or BF16
-    heads: dict[str, str] = {}  # by output: the operator that computes it
+    heads: dict[str, str] = {}  # maps each output to the operator that computes it
 
     @property
     def arithmetic(self) -> str:

@@ -6,7 +6,7 @@ A form is a file that a runtime opens, together with the other files of its fold
     openvino_model.xml                    OpenVINO GenAI, with openvino_tokenizer.xml and openvino_detokenizer.xml
     NAME.gguf                             OpenVINO GenAI
 
-If a folder has forms for several runtimes, the faster one on this box is used.
+If a folder has forms for several runtimes, edged uses the runtime that is faster on this box.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _CONFIG, _TOKENIZER_CONFIG, _GENERATION = "config.json", "tokenizer_config.json"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", _TOKENIZER_CONFIG)
 _LARGEST_JSON = 8 << 20
 _MOST_COUNTED = 1 << 30
-_FLOAT_BYTES = 4  # of a number in the memory of tokens; some runtimes use 2
-_BASE_MB = 200  # of a runtime without a model
+_FLOAT_BYTES = 4  # of a number in the KV cache; some runtimes use 2
+_BASE_MB = 200  # memory of a runtime without a model
 _WEIGHTS_SHARE = 1.15  # runtimes keep some weights twice
 
 PREFIX: Final = "language."
@@ -56,11 +56,11 @@ T = TypeVar("T")
 class LanguageSettings(msgspec.Struct, frozen=True):
     """Settings of a language model. `context` is the largest number of tokens of a prompt with its answer, 0 for the
     default. `output_tokens` is the largest number of tokens of an answer, and the default for requests that set no
-    number. `requests` is how many requests are answered at once, and `waiting` how many may wait. `memory_mb` is the
-    memory of the host in MiB, 0 for an estimate. `runtime` is empty for the faster runtime. `system` is the first
-    message of every chat without a system message. `threads` is the number of CPU threads, 0 for all processors but
-    one. If the setting `threads` lists several numbers, only the first is used. `seconds` is the longest time of a
-    request. If `verifies`, a new version of the runtime must answer like the version before."""
+    number. `requests` is the largest number of concurrent requests, `waiting` that of queued requests. `memory_mb` is
+    the memory of the host in MiB, 0 for an estimate. `runtime` is empty for the faster runtime. `system` is the system
+    message of chats that have none. `threads` is the number of CPU threads, 0 for all processors but one. If the
+    setting `threads` lists several numbers, only the first is used. `seconds` is the time limit of a request. If
+    `verifies` is true, a new version of the runtime must answer like the previous version."""
 
     context: int = 0
     output_tokens: int = _USUAL_OUTPUT
@@ -75,7 +75,8 @@ class LanguageSettings(msgspec.Struct, frozen=True):
 
 
 def read_settings(settings: Mapping[str, str]) -> LanguageSettings:
-    """Read the settings of a language model. Raises ConfigError for a setting that language models do not have."""
+    """Read the settings of a language model. Raises ConfigError for a setting that language models do not have, and for
+    an invalid value."""
     for key in settings:
         if key not in (*NAMES, *_OTHERS):
             raise ConfigError(f"setting {key[:60]!r} is not for language models; {nearest(key, (*NAMES, *_OTHERS))}")
@@ -83,7 +84,8 @@ def read_settings(settings: Mapping[str, str]) -> LanguageSettings:
 
 
 def check_settings(settings: Mapping[str, str]) -> LanguageSettings:
-    """Read the settings below `language.`, and ignore others. Raises ConfigError for an invalid value."""
+    """Read the settings of a language model, and ignore settings of other models. Raises ConfigError for an unknown
+    setting below `language.`, and for an invalid value."""
     for key in (key for key in settings if key.startswith(PREFIX)):
         if key not in NAMES:
             raise ConfigError(f"unknown setting {key[:60]!r}; {nearest(key, NAMES)}")
@@ -116,10 +118,9 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class LanguageFiles(msgspec.Struct, frozen=True):
-    """What is known about a language model before a runtime opens it. `kind` is the model's architecture. `context` is
-    the largest number of tokens that the model was made for, 0 if unknown. `token_bytes` is the memory that a token of
-    the context needs. `weights_mb` is the size of the files with weights, in MiB. `temperature` and `top_p` are for
-    requests that set no values."""
+    """The facts in the files of a language model. `kind` is the model's architecture. `context` is the largest number
+    of tokens that the model was made for, 0 if unknown. `token_bytes` is the size in bytes of a token in the KV cache.
+    `weights_mb` is the size of the files with weights, in MiB. `temperature` and `top_p` are defaults for requests."""
 
     forms: tuple[Form, ...]
     kind: str
@@ -169,7 +170,7 @@ def check(path: Path, settings: Mapping[str, str]) -> LanguageFiles:
 
 def language_file(folder: Path) -> str:
     """Return the name of the file that shows that a folder is a language model; empty without such a file. Raises
-    OSError."""
+    OSError if the folder cannot be read."""
     names = sorted(os.listdir(folder))
     for name in (GENAI, OPENVINO, _PICTURES):
         if name in names:
@@ -193,7 +194,7 @@ def main_file(path: Path) -> Path | None:
 
 def _check_exported(folder: Path) -> None:
     """Raise ModelRefused if a folder has a language model of Hugging Face's transformers that was not exported. Raises
-    OSError."""
+    OSError if the folder cannot be read."""
     names = os.listdir(folder)
     if _CONFIG not in names or any(name.endswith(".onnx") for name in names):
         return
@@ -251,7 +252,8 @@ def examine(path: Path) -> LanguageFiles:
 
 
 def digest(path: Path) -> str:
-    """Return the sha256 over the names and contents of all files of a language model. Raises ModelRefused."""
+    """Return the sha256 over the names and contents of all files of a language model. Raises ModelRefused if a file
+    cannot be read."""
     found = hashlib.sha256()
     for name in _names(path):
         found.update(f"{name}\0{file_digest(path.parent / name)}\0".encode())
@@ -259,13 +261,13 @@ def digest(path: Path) -> str:
 
 
 def files(path: Path) -> list[Path]:
-    """Return all files of the language model that `path` belongs to. Raises ModelRefused."""
+    """Return all files of the language model that `path` belongs to. Raises ModelRefused if a folder cannot be read."""
     return [path.parent / name for name in _names(path)]
 
 
 def _names(path: Path) -> list[str]:
-    """Return the paths of a model's files in its folder. A GGUF file outside a version's folder is the model's only
-    file: the files next to it belong to other models."""
+    """Return the paths of a model's files, relative to the folder of `path`. A GGUF file that is not in the folder of a
+    version is the model's only file: the files next to it belong to other models."""
     if is_gguf(path.name) and not path.parent.name.isdecimal():
         return [path.name]
     try:

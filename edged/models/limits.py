@@ -1,4 +1,4 @@
-"""Limits of one request of a model, and whether its outputs must be finite: the settings `limits.seconds`,
+"""Limits of one request to a model, and whether outputs must be finite: the settings `limits.seconds`,
 `limits.output_mb` and `outputs.finite`."""
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ NAMES: Final = (SECONDS, OUTPUT_MB, FINITE)
 _SHORTEST, _LONGEST = 0.05, 86400.0  # seconds; shorter limits would be exceeded by jitter alone
 _LARGEST_MB = 1 << 20
 
-# NaN and infinity in outputs: "count" counts them and raises an alarm, "refuse" fails the request too, "ignore" does
+# NaN and infinity in outputs: "count" counts them and raises an alarm, "refuse" also fails the request, "ignore" does
 # nothing.
 Finite: TypeAlias = Literal["count", "refuse", "ignore"]
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Limits of a request of `model`: seconds of engine time, MiB of outputs; 0 for the daemon's limit
-    (`hosts.job_seconds`, `hosts.output_mb`)."""
+    """Limits of one request to `model`: seconds of engine time, and MiB of outputs. 0 stands for the daemon's limit
+    (`hosts.job_seconds`, `hosts.output_mb`). `finite` says how NaN and infinity in outputs are handled."""
 
     model: str = ""
     seconds: float = 0.0

@@ -22,11 +22,11 @@ class Model(msgspec.Struct, frozen=True):
     """An inspected model with its settings applied.
 
     `recognition` says how pictures are prepared and outputs decoded. `learnt` is the range of shapes learnt from
-    requests, which is wider than `configured_profile`; empty if none was learnt. `contents` maps the path of each of
-    the model's samples to its digest, so that edged can choose engines without reading the disk. If `contents` is
-    None, samples are read when needed. `batch_gain` is how many times faster rows are in a batch than alone; 0 if rows
-    are not independent, or if this was not measured. `collected` has the frames that were collected from live cameras
-    for the model; None if no frames were collected, or if the collection is not finished.
+    requests, which is wider than `configured_profile`; empty if none was learnt. `contents` maps the path of each
+    sample of the model to the sample's digest, so that edged can choose engines without reading the disk. If `contents`
+    is None, samples are read when needed. `batch_gain` is the speed per row in a batch, divided by the speed of single
+    rows; 0 if rows are not independent, or if this was not measured. `collected` has the frames that were collected
+    from live cameras for the model (see `Collected.of`), or is None.
     """
 
     entry: ModelEntry
@@ -42,8 +42,7 @@ class Model(msgspec.Struct, frozen=True):
         """Combine entry and inspection. `recognition` is the result of a family (a decoder of outputs) from another
         package; None if only edged's own families may decode the model.
 
-        Raises ConfigError if settings or config.pbtxt do not match the model, ModelRefused if the model cannot be
-        served.
+        Raises ConfigError if settings or config.pbtxt do not match the model, ModelRefused if no engine can serve it.
         """
         if entry.problem:
             raise ConfigError(entry.problem)
@@ -68,7 +67,7 @@ class Model(msgspec.Struct, frozen=True):
         _ = model.sequencing  # raises if the tensors do not match
         try:
             _ = model.configured_profile
-        except Unsuitable as error:  # only some engines need a range of shapes; they report the error
+        except Unsuitable as error:  # only some engines need a range of shapes, and these report the error
             if model.shape_policy.kind == "refuse":
                 raise ConfigError(f"setting {shapes.POLICY}=refuse needs a range of shapes: {error}") from error
         return model
@@ -104,16 +103,16 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def may_complete_batch(self) -> bool:
-        """Whether the model may have a batch dimension that neither settings nor config.pbtxt mention."""
+        """Whether the model can have a batch dimension although neither settings nor config.pbtxt mention one."""
         if self.sequencing is not None or self.is_decoupled or self.inspection.optional:
             return False
-        if self.recognition.reading.constants:  # they have a row for each prompt, not for each picture
+        if self.recognition.reading.constants:  # these inputs have a row for each prompt, not for each picture
             return False
         return triton_check.may_be_completed(self.inspection.signature, self.entry.settings, self.triton)
 
     @property
     def is_batch_completed(self) -> bool:
-        """Whether the model was found to have a batch dimension that neither settings nor config.pbtxt mention."""
+        """Whether a measurement found a batch dimension that neither settings nor config.pbtxt mention."""
         return self.batch_gain > 0 and self.may_complete_batch
 
     @property
@@ -128,14 +127,14 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def repair(self) -> Record | None:
-        """The record of the model's repair; None if it was not repaired, or if the model's file was replaced since."""
+        """The record of the model's repair; None if the model was not repaired, or if its file was replaced since."""
         record = self.entry.repair
         return record if record is not None and record.digest == self.digest else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line for each field of config.pbtxt without effect and for each TOML file that is not read. One more line
-        if the settings name a family, but the model serves raw tensors."""
+        """A line for each field of config.pbtxt without effect, for each TOML file that is not read, and for a setting
+        `family` that is ignored because raw tensors are served."""
         is_asked = self.entry.settings.get("family", RAW) != RAW and self.recognition.family is None
         refused = (
             (f"setting 'family' is not used; raw tensors are served: {self.recognition.reason}",) if is_asked else ()
@@ -166,8 +165,7 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def bounds(self) -> Profile:
-        """The shape range that requests must be in, whichever engine serves; empty unless the shape policy is
-        `refuse`."""
+        """The range of shapes outside which requests are refused; empty unless the shape policy is `refuse`."""
         return self.profile if self.shape_policy.kind == "refuse" else Profile()
 
     @property
@@ -187,7 +185,7 @@ class Model(msgspec.Struct, frozen=True):
         return given if self.recognition.preprocess else tuple(path for path in given if is_tensors(path))
 
     def content(self, sample: str) -> str:
-        """Return the digest of a sample's content. Reads the disk if `contents` does not have it."""
+        """Return the digest of a sample's content. Reads the disk if `contents` does not have the sample."""
         return (self.contents or {}).get(sample) or content(sample)
 
     def with_contents(self) -> Model:

@@ -1,7 +1,7 @@
 """Repairs of a model when it is added: the requested steps, and the record of the steps taken, in the model's folder.
 
-A repaired model is another file with its own digest. The record says which file it comes from and how its answers were
-compared; the original is not kept, because edge boxes have small disks.
+A repair writes a new file with another digest. The record names the original file, and says how the answers of both
+files were compared. The original is not kept, because edge boxes have small disks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Step(str, enum.Enum):
 
     OPSET = "opset"  # convert to an older opset
     IR = "ir"  # set an older version of the file format
-    DIMS = "dims"  # declare the batch dimension as what the graph supports: open, or fixed
+    DIMS = "dims"  # declare the batch dimension as the graph supports it: open or fixed
     SIZES = "sizes"  # open the picture size, if the declared one is only the exporter's example
     SIMPLIFY = "simplify"  # fold constants, remove nodes without effect
 
@@ -36,9 +36,9 @@ _NEEDED = (Step.OPSET, Step.IR, Step.DIMS)
 
 
 class RepairOptions(msgspec.Struct, frozen=True):
-    """The requested repairs. If `needed`, take the steps without which the model cannot be served. `chosen` are steps
-    to take in any case. `opset` and `ir` are the versions to write, 0 for the highest that the installed runtimes
-    support."""
+    """The requested repairs. `needed` requests the steps without which the model cannot be served. `chosen` are the
+    steps that the user requested. `opset` and `ir` are the versions to write; 0 stands for the highest version that the
+    installed runtimes support."""
 
     needed: bool = False
     chosen: tuple[Step, ...] = ()
@@ -78,7 +78,7 @@ class RepairOptions(msgspec.Struct, frozen=True):
         return tuple(f"{s.value}={version}" if (version := self.version(s)) else s.value for s in self.chosen)
 
     def wants(self, step: Step) -> bool:
-        """Whether to take a step if it applies."""
+        """Whether a step is requested. A requested step is taken only if it applies to the model."""
         return step in self.chosen or (self.needed and step in _NEEDED)
 
     def version(self, step: Step) -> int:
@@ -86,8 +86,8 @@ class RepairOptions(msgspec.Struct, frozen=True):
         return {Step.OPSET: self.opset, Step.IR: self.ir}.get(step, 0)
 
     def insists(self, step: Step) -> bool:
-        """Whether the user chose a step. If a chosen step fails, the repair fails; any other step that fails is left
-        out."""
+        """Whether the user chose a step. If a chosen step fails, the repair fails. Other steps are left out if they
+        fail."""
         return step in self.chosen
 
 
@@ -104,9 +104,9 @@ class Proof(msgspec.Struct, frozen=True):
     """The evidence that a repaired model answers as its original does.
 
     `by` is the runtime that ran the original ("onnxruntime 1.31.1", "onnx.reference 1.23.2"). `by` is "definitions" if
-    no runtime here can run the original, and all its operators have the same definition in both opsets. `questions` is
+    no runtime here can run the original, but all its operators have the same definition in both opsets. `questions` is
     the number of inputs whose answers were compared, `figures` are the largest differences, as in an engine's verdict.
-    `detail` is one line.
+    `detail` describes the evidence in one line.
     """
 
     by: str
@@ -116,10 +116,10 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """One step that was taken. `before` and `after` are short texts for what the step changed, such as the opset;
+    """One step that was taken. `before` and `after` are short texts, such as the opset before and after the step.
     `details` has more lines."""
 
-    step: str  # one of `Step`, or of a later edged
+    step: str  # a value of `Step`, or a step of a later version of edged
     before: str
     after: str
     proof: Proof
@@ -131,8 +131,8 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The repair of a model when it was added. `steps` is empty if all steps were left out. Digests are hexadecimal
-    sha256 and include external data."""
+    """The repair of a model that was added. `steps` is empty if all steps were left out. Digests are hexadecimal sha256
+    and include external data."""
 
     digest: str  # of the repaired model
     original: str  # of the original

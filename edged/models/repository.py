@@ -65,25 +65,25 @@ class _Read(NamedTuple):
 
 
 class Repository:
-    """A directory of models. With `accepts_foreign`, it includes models that other users may write."""
+    """A directory of models. Without `accepts_foreign`, models that other users may write get a `problem`."""
 
     def __init__(self, root: Path, accepts_foreign: bool = True, clock_ns: Callable[[], int] = time.time_ns) -> None:
         """`clock_ns` returns nanoseconds since the epoch, as file systems count them."""
         self.root, self.accepts_foreign = root.absolute(), accepts_foreign
         self._clock_ns = clock_ns
-        self._changing = threading.Lock()  # held by scans, and while a model is missing for a moment
-        self._read: dict[Path, _Read] = {}  # by folder; replaced, never modified: several threads may scan
+        self._changing = threading.Lock()  # held by scans, and by changes that briefly remove a model
+        self._read: dict[Path, _Read] = {}  # by folder; replaced, never modified
         self._last: dict[Path, list[ModelEntry]] = {}  # entries of the last scan, by path
         self._failing: set[Path] = set()  # paths that the last scan could not read
-        self.is_whole = True  # whether the last scan read all models, or has what an earlier scan read
+        self.is_whole = True  # whether the last scan has all models, from the disk or from an earlier scan
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Return a mapping from name to entry of all versions that are to be served. Folders that are empty or that
-        this user may not read are skipped.
+        """Return the entries of all versions that are to be served, by name. Skip folders that are empty or that this
+        user may not read.
 
         A scan may also fail because of a bad disk or a lack of descriptors. Then a model that cannot be read keeps its
-        entries of the last scan, because it may still exist. Raises OSError if the whole scan fails and the last
-        successful scan found models. If that scan found no model, the repository counts as empty.
+        entries of the last scan, because the model may still exist. If the directory itself cannot be read, raises
+        OSError, or returns an empty mapping if the last successful scan found no model.
         """
         with self._changing:
             return self._entries_now()
@@ -111,9 +111,8 @@ class Repository:
         return entries
 
     def versions(self, name: str, triton: TritonConfig | None = None) -> list[ModelEntry]:
-        """Return the versions of one model that are to be served. `triton`, if given, replaces the model's
-        config.pbtxt. Empty if the model does not exist. Raises the errors of `files.reading` if the model cannot be
-        read."""
+        """Return the versions of one model that are to be served; empty if the model does not exist. `triton`, if
+        given, replaces the model's config.pbtxt. Raises the errors of `files.reading` if the model cannot be read."""
         folder, plain, _ = self._paths(name)
         with reading(f"model {name!r}"):
             if triton is None or (folder.is_dir() and os.path.lexists(plain)):
@@ -136,17 +135,16 @@ class Repository:
         digest: str = "",
         replace: bool = False,
     ) -> Path:
-        """Add a model from copies of files, or, with `move`, from the files themselves. Return the path of its first
-        file.
+        """Add a model: copy its files, or move them with `move`. Return the path of the model file.
 
-        `files` maps relative target paths to source paths. The first is the ONNX model, and the others are its external
-        data. For a language model, the first is a file that `language.is_language` accepts, and the others are the rest
-        of the model. `samples` maps file names to source paths. `record` is the record of the model's repair. Until the
-        model is complete, no scan finds it.
+        `files` maps relative target paths to source paths. The first file is the ONNX model, the others are its
+        external data. For a language model, the first file is one that `language.is_language` accepts, and the others
+        are the rest of the model. `samples` maps file names to source paths. `record` is the record of the model's
+        repair. No scan finds the model before it is complete.
 
-        With `replace`, a model with this name is moved to the trash. The new model gets the next version number and
-        keeps the rest of the folder: config.pbtxt, labels, and samples unless new ones are given. `settings` replace
-        all earlier settings.
+        With `replace`, a present model with this name is moved to the trash. The new model gets the next version number
+        and a copy of the old model's config.pbtxt, labels, and samples, unless new samples are given. `settings`
+        replace all earlier settings.
 
         Raises AlreadyExists without `replace` if the name is taken. Raises Superseded if `digest` is given and is not
         the digest of the files. Raises InvalidInput if the model to replace is an ensemble, or if the new model cannot
@@ -200,10 +198,7 @@ class Repository:
 
     def _exchange(self, name: str, staged: Path) -> None:
         """Replace a model by a staged folder, and move the old model to the trash. A scan sees either the old or the
-        new model.
-
-        If this raises OSError, the old model is still in its place, or in the trash if it cannot be put back.
-        """
+        new model. If this raises OSError, the old model is in its place, or, if it cannot be put back, in the trash."""
         final = self.root / name
         atomic.sync_tree(staged)
         if final.is_dir() and atomic.exchange(staged, final):
@@ -228,7 +223,7 @@ class Repository:
         atomic.sync_directory(self.root)
 
     def change(self, name: str, settings: Mapping[str, str]) -> None:
-        """Replace all settings of a model. Raises ModelNotFound, InvalidInput, or an error of the disk."""
+        """Replace all settings of a model. Raises ModelNotFound, InvalidInput, or the errors of `files.not_stored`."""
         check_name(name)
         model_settings.validate(settings)
         folder, plain, plain_settings = self._paths(name)
@@ -248,7 +243,7 @@ class Repository:
 
     def remove(self, name: str, *, delete: bool = False) -> Path | None:
         """Move a model and its settings to the trash, and return their folder there. With `delete`, delete them instead
-        and return None. Raises ModelNotFound if the model does not exist, Refused if the disk does not allow it."""
+        and return None. Raises ModelNotFound if the model does not exist, Refused if the disk does not allow this."""
         check_name(name)
         folder, plain, plain_settings = self._paths(name)
         if not folder.is_dir() and not os.path.lexists(plain):
@@ -271,9 +266,9 @@ class Repository:
         return None
 
     def restore(self, name: str) -> None:
-        """Put back the model of this name that was removed or replaced last. If a model of this name exists now, move
-        it to the trash. A scan sees either the present model or the restored model. Raises ModelNotFound if the trash
-        has no such model, Refused if the disk does not allow it."""
+        """Put back the model of this name that was removed or replaced last, and move the present model of this name to
+        the trash. A scan sees either the present model or the restored model. Raises ModelNotFound if the trash has no
+        model of this name, Refused if the disk does not allow the exchange."""
         check_name(name)
         own = (name, f"{name}.onnx", f"{name}.gguf", f"{name}.toml")
         try:
@@ -286,17 +281,16 @@ class Repository:
         atomic.sync_directory(self.root)
 
     def _restore(self, own: tuple[str, ...]) -> bool:
-        """Exchange a model's files for its files in the trash. `own` are the names that these files can have: the first
-        three for the model itself, the last for its settings if the model is a single file. The files come from the
-        newest folder of the trash that has the model. Return whether there is such a folder. If the exchange fails, all
-        files stay where they were. Raises OSError."""
+        """Exchange a model's files for those in the newest folder of the trash that has the model. `own` are the names
+        that a model's files can have: three for the model, and one for the settings of a model that is a single file.
+        Return whether the trash has the model. If the exchange fails, move all files back, and raise OSError."""
         if not (self.root / TRASH).is_dir():
             return False
         with _trash_lock(self.root):
             place = next((each for each in reversed(_removed(self.root)) if _holds(each, own[:3])), None)
             if place is None:
                 return False
-            # The old model first leaves the trash: when the current model moves there, the oldest may be deleted.
+            # Take the old model out of the trash first: moving the current model there may delete the oldest models.
             staging = Path(tempfile.mkdtemp(prefix=_RESTORING, dir=self.root))
             with contextlib.ExitStack() as undo:
                 undo.callback(_remove_empty, staging)
@@ -311,7 +305,7 @@ class Repository:
                     _moved(path, self.root / path.name, undo)
                 undo.pop_all()
         if current:
-            with contextlib.suppress(OSError):  # `sweep` finishes it
+            with contextlib.suppress(OSError):  # `sweep` finishes the move
                 _move_to_trash(self.root, [aside / file for file in current])
         _remove_empty(aside)
         _remove_empty(staging)
@@ -319,9 +313,9 @@ class Repository:
         return True
 
     def sweep(self) -> None:
-        """Remove the remains of interrupted calls of `add` and `remove`, and finish interrupted calls of `restore`.
-        Move an old model to the trash if it was replaced and is not in the trash yet. Call it only when the daemon
-        starts."""
+        """Remove the remains of interrupted calls of `add` and `remove`, and finish interrupted calls of `restore`. If
+        a call of `add` was interrupted after it replaced a model, move the old model to the trash. Call this only when
+        the daemon starts."""
         if self.root.is_dir():
             for stray in self.root.glob(f"{_RESTORING}*"):
                 with contextlib.suppress(OSError):
@@ -341,15 +335,15 @@ class Repository:
             _empty_trash(self.root)
 
     def _was_replaced(self, staged: Path) -> bool:
-        """Whether a staged folder is an old model that was already exchanged for the new model. A new model gets a
-        higher version than the old model. So the staged folder is the old model if its highest version is lower than
-        the highest version of the model in place. Raises OSError."""
+        """Whether a staged folder is an old model that was already exchanged for the new model. A new model has a
+        higher version than the old model, so the highest version of the old model is below that of the model in place.
+        Raises OSError."""
         final = self.root / staged.name
         return final.is_dir() and bool(self._entries(staged)) and _newest(staged) < _newest(final)
 
     def _look(self, path: Path, read: dict[Path, _Read], failing: set[Path]) -> list[ModelEntry]:
-        """Return the entries at a path. If the entries may be cached while the folder is unchanged, add them to `read`.
-        If the path cannot be read now, add it to `failing` and return its entries of the last scan."""
+        """Return the entries at a path. Add the entries to `read` if they may be cached while the folder is unchanged.
+        If the path cannot be read now, add the path to `failing` and return its entries of the last scan."""
         try:
             entries = [self._judged(entry) for entry in self._current(path, read)]
             if not entries or NAME.fullmatch(entries[0].name):
@@ -358,7 +352,7 @@ class Repository:
             name = os.fsencode(entries[0].name).decode(errors="replace")
             problem = "the name of its file or folder is not a valid model name; rename it"
             return [msgspec.structs.replace(entries[0], name=name, problem=problem)]
-        except (FileNotFoundError, NotADirectoryError, PermissionError):  # just removed, or may not be read
+        except (FileNotFoundError, NotADirectoryError, PermissionError):  # just removed, or not permitted
             return []
         except OSError as error:
             failing.add(path)
@@ -378,12 +372,12 @@ class Repository:
         return known.entries
 
     def _judged(self, entry: ModelEntry) -> ModelEntry:
-        """Return the entry, with a problem if another user may have written the model or may replace it."""
+        """Return the entry; with a problem, if another user may have written the model or can replace the model."""
         model = Path(entry.path)
         if self.accepts_foreign or entry.problem or not model.exists():
             return entry
         inside = [model, *model.parents]
-        # For a link, also the folder of its target, because a user who may write there can replace the model.
+        # If the model is a link, also check the folder of its target: a user who may write there can replace the model.
         problem = foreign([*inside[: inside.index(self.root)], self.root, model.resolve().parent])
         hint = '; or set access.foreign_files = "accept"'
         return msgspec.structs.replace(entry, problem=problem + hint) if problem else entry
@@ -405,8 +399,8 @@ def _write_record(place: Path, record: repair.Record) -> None:
 
 
 def _keep_rest(folder: Path, staged: Path, keeps_samples: bool) -> int:
-    """Make a folder for the next version, and copy a model's folder without versions and settings; return the number of
-    the next version. Raises OSError."""
+    """Copy a model's folder to `staged`, without versions, settings and (unless `keeps_samples`) samples. Make an empty
+    folder for the next version, and return the number of this version. Raises OSError."""
     dropped = (SETTINGS_FILE,) if keeps_samples else (SETTINGS_FILE, model_samples.FOLDER)
     number = _newest(folder) + 1
     (staged / str(number)).mkdir()
@@ -422,7 +416,7 @@ def _is_version(path: Path) -> bool:
 
 
 def _newest(folder: Path) -> int:
-    """Return the highest version in a model's folder; 1 if there is none. Raises OSError."""
+    """Return the highest version in a model's folder; 1 if the folder has no version. Raises OSError."""
     paths = folder.iterdir() if folder.is_dir() else ()
     return max((1, *(int(path.name) for path in paths if _is_version(path))))
 
@@ -442,7 +436,7 @@ def _targets(
 
 TRASH = ".removed"
 _RESTORING = ".restoring-"
-_REPLACING = ".replacing-"  # has the new model until the exchange, then the old model until that is in the trash
+_REPLACING = ".replacing-"  # a folder with the new model; after the exchange, with the old model
 MAX_REMOVED = 10
 MAX_REMOVED_BYTES = 4 << 30  # of all removed models; the newest is kept at any size
 
@@ -482,7 +476,7 @@ def _trash_lock(root: Path) -> Iterator[None]:
 def _prune_locked(root: Path) -> None:
     total = 0
     for index, place in enumerate(reversed(_removed(root))):
-        with contextlib.suppress(OSError):  # a file, or a folder that cannot be read: leave it
+        with contextlib.suppress(OSError):  # leave files, and folders that cannot be read
             total += _size(place)
             if (index and (index >= MAX_REMOVED or total > MAX_REMOVED_BYTES)) or not any(place.iterdir()):
                 shutil.rmtree(place, ignore_errors=True)
@@ -494,7 +488,7 @@ def _moved(source: Path, target: Path, undo: contextlib.ExitStack) -> None:
 
 
 def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # it is not empty
+    with contextlib.suppress(OSError):  # the folder is not empty
         folder.rmdir()
 
 
@@ -519,19 +513,19 @@ _DEEPEST = 8
 
 
 class Overrides:
-    """A folder below the state directory with one subfolder for each model that clients loaded with files."""
+    """A folder in the state directory, with a subfolder for each model whose files a client sent to load it."""
 
     def __init__(self, root: Path, repository: Repository) -> None:
         self.root, self._repository = root.absolute(), repository
 
     def sweep(self) -> None:
-        """Remove the files of an earlier daemon. Call it only when the daemon starts."""
+        """Remove the files of an earlier daemon. Call this only when the daemon starts."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def entries(self, name: str, config: str | None, files: Mapping[str, bytes]) -> dict[str, ModelEntry]:
-        """Return a mapping from entry name to entry of a model's versions: from the repository, or, if `files` is not
-        empty, only from `files` (contents by path inside the model's folder). `config` is JSON and replaces
-        config.pbtxt. Empty if the model does not exist.
+        """Return the entries of a model's versions by entry name; empty if the model does not exist. The versions are
+        those in the repository, or, if `files` is not empty, only those in `files` (contents by path inside the model's
+        folder). `config` is JSON and replaces config.pbtxt.
 
         Raises InvalidInput for an invalid configuration or invalid files, and leaves no file behind.
         """
@@ -558,7 +552,7 @@ class Overrides:
         return {e.name: e for e in found}
 
     def discard(self, entries: Mapping[str, ModelEntry]) -> None:
-        """Remove the files of a model if it was loaded from files."""
+        """Remove the files of a model that a client loaded with files."""
         for folder in {Path(entry.folder) for entry in entries.values()}:
             if folder.parent == self.root:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -586,7 +580,7 @@ class Overrides:
 
 
 def _inside(path: str) -> PurePosixPath:
-    """Parse a path inside a model's folder. Raises InvalidInput if it leads outside or is unusable."""
+    """Parse a path inside a model's folder. Raises InvalidInput if the path leads outside or is unusable."""
     pure = PurePosixPath(path)
     if (
         leads_outside(pure)

@@ -1,7 +1,7 @@
-"""Finds and checks the user's samples, which a model's engines are verified with.
+"""Finds and checks the user's samples. The engines of a model are verified with the model's samples.
 
 Samples are in `models/NAME/samples/`: pictures as JPEG or PNG files, tensors as *.npz files. The files may change at
-any time, so verification skips and reports a file that cannot be read. edged adds a model only if all samples
+any time, so verification skips and reports a file that cannot be read. edged adds a model only if all samples that are
 given with the model can be read.
 """
 
@@ -23,7 +23,7 @@ SHA_256 = re.compile(r"[0-9a-f]{64}")
 _TENSORS = ".npz"
 _SUFFIXES = (".jpg", ".jpeg", ".png", _TENSORS)
 _WANTED = "*.jpg, *.jpeg, *.png or *.npz files"
-MOST = 32  # more would take long and verify little more
+MOST = 32  # more samples would take long and verify little more
 MOST_BYTES = 16 << 20  # of one file
 
 
@@ -48,8 +48,8 @@ def listed(folder: Path) -> tuple[Path, ...]:
 
 
 def find(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> dict[str, Path]:
-    """Return a mapping from name to path of the given samples: files, or all samples in a folder. Raises InvalidInput
-    for other paths, or too many samples."""
+    """Return the paths of the given samples by name. `given` are files, and folders whose samples are all used. Raises
+    InvalidInput for an unusable path, for two samples of the same name, and for too many samples."""
     found: dict[str, Path] = {}
     for path in [Path(given)] if isinstance(given, (str, os.PathLike)) else map(Path, given):
         for sample in _expanded(path):
@@ -62,7 +62,7 @@ def find(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> di
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidInput for a name that `listed` would not return."""
+    """Raise InvalidInput unless `listed` would accept a file of this name as a sample."""
     if not _is_sample(name) or "/" in name or "\0" in name:
         raise InvalidInput(f"invalid sample name {name[:80]!r}; give {_WANTED}")
 
@@ -76,7 +76,7 @@ def check_size(name: str, size: int) -> None:
 def content(path: str) -> str:
     """Return the sha256 of a sample's content. A file is read again only if it has changed.
 
-    Returns "SIZE bytes" if the file is too large, "error ERRNO" if it cannot be read.
+    Returns "SIZE bytes" if the file is too large, "error ERRNO" if the file cannot be read.
     """
     try:
         status = os.stat(path)
@@ -88,8 +88,8 @@ def content(path: str) -> str:
 
 
 def by_content(samples: Iterable[str], digest_of: Callable[[str], str] = content) -> dict[str, str]:
-    """Return a mapping from the SHA-256 of a sample's content to its path, without samples that cannot be read.
-    `digest_of` returns the digest of a path."""
+    """Return the paths of samples by the SHA-256 of their content. Leave out samples that cannot be read. `digest_of`
+    returns the digest of a path."""
     found = {digest_of(path): path for path in sorted(samples, reverse=True)}
     return {digest: found[digest] for digest in sorted(found) if SHA_256.fullmatch(digest)}
 

@@ -31,7 +31,7 @@ _NEXT = ("{}N", "{}n", "{}_n", "{}_out", "{}_next", "next_{}", "new_{}")
 
 
 class Sequencing(msgspec.Struct, frozen=True):
-    """A model's states and controls in sequences of requests. `idle` is how long a sequence may be idle, in seconds.
+    """A model's states and controls in sequences of requests. A sequence ends after `idle` seconds without a request.
     `declared` is false if the states were recognised by their names."""
 
     states: tuple[State, ...] = ()
@@ -61,7 +61,8 @@ def check(settings: Mapping[str, str]) -> None:
 def sequencing(
     signature: Signature, settings: Mapping[str, str], configured: SequenceBatching | None = None
 ) -> Sequencing | None:
-    """Return a model's states and controls; None if it is stateless. Raises ConfigError if its tensors do not match."""
+    """Return a model's states and controls; None if the model is stateless. Raises ConfigError if the declared states
+    or controls do not match the model's tensors. `configured` is the content of config.pbtxt."""
     inputs = {spec.name: spec for spec in signature.inputs}
     outputs = {spec.name: spec for spec in signature.outputs}
     declared = configured or SequenceBatching()

@@ -1,6 +1,6 @@
 """A model's settings: flat names with text values, validated here and stored as TOML in the model's folder.
 
-Settings of pictures and detections (`family`, `preprocess.*`, ...) are validated by `edged.vision.settings`.
+`edged.vision` validates the values of settings for pictures, sound and detections (`family`, `preprocess.*`, ...).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PRECISIONS = "precisions"
 REPAIR_S = "int8.repair_s"
 BATCH_MAX, BATCH_WAIT_MS = "batch.max", "batch.wait_ms"
 VERIFY = "verify."
-# The figures (measured differences) that engines are verified by, and for each the largest bound that a setting may
-# give; the smallest is 0. `edged.verification.standard` explains them.
+# The figures (measured differences) by which engines are verified, each with the largest bound that a setting may give.
+# The smallest bound is 0. `edged.verification.standard` explains the figures.
 FIGURES = {
     "finite": 1.0,
     "cosine": 1.0,
@@ -59,7 +59,7 @@ FIGURES = {
 ALL_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 
 _PLAIN = (BACKENDS, sequencing.DECOUPLED, PERFORMANCE, PRECISIONS, THREADS, triton_config.VERSIONS)
-# The allowed names below these prefixes. The names below the other prefixes are checked by the modules that read them.
+# All setting names below these prefixes. Names below other prefixes are checked by the modules that read the settings.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "batch.": (BATCH_MAX, BATCH_WAIT_MS),
     "int8.": (REPAIR_S,),
@@ -92,8 +92,8 @@ def merge(settings: Mapping[str, str], changes: Mapping[str, str]) -> Settings:
 
 
 def validate(settings: Mapping[str, str]) -> None:
-    """Raise ConfigError for unknown names and invalid values. The values of settings of pictures and detections are not
-    checked here: the model's family (the decoder of its outputs) checks them."""
+    """Raise ConfigError for unknown names and invalid values. The values of settings for pictures, sound and detections
+    are not checked here: the model's family (the decoder of its outputs) checks them."""
     for key in settings:
         _check_name(key)
     backends(settings)
@@ -172,7 +172,7 @@ def threads(settings: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def performance(settings: Mapping[str, str]) -> Performance:
-    """Return what an engine is chosen for: latency, throughput, or whichever the current load needs (auto)."""
+    """Return the criterion for the choice of an engine: latency, throughput, or auto, which follows the load."""
     text = settings.get(PERFORMANCE, "auto")
     if text not in get_args(Performance):
         raise ConfigError(f"setting performance={text[:40]!r}: choose from {', '.join(get_args(Performance))}")
@@ -180,7 +180,7 @@ def performance(settings: Mapping[str, str]) -> Performance:
 
 
 def max_batch(settings: Mapping[str, str]) -> int | None:
-    """Return `batch.max`, the largest number of frames, or of rows of requests, in one batch; None if it is not set."""
+    """Return `batch.max`, the largest number of frames or of request rows in one batch; None if it is not set."""
     return integer(settings, BATCH_MAX, 1, _MAX_BATCH)
 
 
@@ -197,8 +197,8 @@ def repair_seconds(settings: Mapping[str, str]) -> float:
 
 
 def verify_bounds(settings: Mapping[str, str], precision: str) -> dict[str, float]:
-    """Return the configured bound of each figure (a measured difference from the reference) for engines of this
-    precision. `verify.PRECISION.FIGURE` overrides `verify.FIGURE`."""
+    """Return the configured bounds of figures (measured differences from the reference) for engines of this precision,
+    by figure. `verify.PRECISION.FIGURE` overrides `verify.FIGURE`."""
     bounds: dict[str, float] = {}
     for prefix in (VERIFY, f"{VERIFY}{precision}."):  # the second prefix overrides the first
         for figure, most in FIGURES.items():
@@ -225,7 +225,8 @@ def write_toml(settings: Mapping[str, str]) -> bytes:
 
 
 def _quote(text: str) -> str:
-    """Return a TOML basic string. Unlike in JSON, DEL is escaped and non-ASCII is not (TOML has no surrogates)."""
+    """Return a TOML basic string. Unlike in JSON, DEL is escaped; other characters than ASCII are not escaped, because
+    TOML has no surrogates."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

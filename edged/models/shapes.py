@@ -3,10 +3,9 @@ that several inputs share. Pure.
 
     shapes.policy      any: an engine that takes any shape answers (the default); refuse: return an error;
                        learn: like any, and also build engines for a wider range
-    shapes.quiet_s     learn: seconds for which the wanted range must not grow before its engines are built
-    shapes.most_mb     learn: the range does not grow to shapes with which all inputs of one request together would have
-                       more than this many MiB
-    shapes.per_hour    learn: for how many wider ranges edged may begin to build engines in an hour
+    shapes.quiet_s     learn: seconds without growth of the wanted range, after which its engines are built
+    shapes.most_mb     learn: MiB that all inputs of one request together may have at the upper end of the range
+    shapes.per_hour    learn: number of wider ranges for which edged may begin to build engines in an hour
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def policy(settings: Mapping[str, str]) -> ShapePolicy:
 
 
 def ties(signature: Signature) -> tuple[Tie, ...]:
-    """Return the named open dimensions that several inputs or axes share. Dimensions of the same name are the same."""
+    """Return the named open dimensions that several inputs or axes share. Dimensions with one name have one size."""
     places: dict[str, list[tuple[str, int]]] = {}
     for spec in signature.inputs:
         for axis, dim in enumerate(spec.shape if spec.shape != ANY_SHAPE else ()):
@@ -76,10 +75,8 @@ def ties(signature: Signature) -> tuple[Tie, ...]:
 
 
 def unequal(tied: tuple[Tie, ...], shapes: Mapping[str, Shape]) -> str:
-    """Return an error message for inputs that differ in a shared dimension; empty if all agree.
-
-    `shapes` have the ranks of the model's inputs; missing inputs are not checked.
-    """
+    """Return an error message for inputs that differ in a shared dimension; empty if all agree. `shapes` must have the
+    ranks of the model's inputs. Inputs that are missing in `shapes` are not checked."""
     for tie in tied:
         given = [(name, axis) for name, axis in tie.places if name in shapes]
         if len({shapes[name][axis] for name, axis in given}) > 1:

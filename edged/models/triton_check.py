@@ -13,11 +13,11 @@ from edged.models.triton_config import SequenceBatching, TensorConfig, TritonCon
 from edged.tensors import ANY_SHAPE, TensorSpec, byte_size
 
 _MOST_WARMUP_BYTES = 256 << 20
-COMPLETED_ROWS = 4  # the max_batch_size that Triton sets if it completes a configuration
+COMPLETED_ROWS = 4  # the max_batch_size that Triton writes into a configuration without one
 
 
 def check(config: TritonConfig, signature: Signature, optional: Sequence[TensorSpec] = ()) -> None:
-    """Raise ConfigError, which names the tensor, if the configuration contradicts the ONNX file. `optional` are the
+    """Raise ConfigError if the configuration contradicts the ONNX file. The error names the tensor. `optional` are the
     inputs with a default."""
     defaults = {spec.name for spec in optional}
     rows = config.max_batch_size
@@ -70,8 +70,8 @@ def max_batch_size(
     If config.pbtxt describes tensors or sets max_batch_size, the result is its max_batch_size, or `batch.max` if that
     is lower. Otherwise a model has a batch dimension if the first dimension of every tensor is open and the largest
     number of rows is known. This number is `batch.max`, or else the largest batch that all ranges of `profile.*`
-    accept, or else, with `is_independent`, Triton's default. `is_independent` says that the rows were found to be
-    independent. The result does not depend on the box, so that clients see the same value on every box.
+    accept, or else, with `is_independent`, Triton's default (4). `is_independent` says that a check found the rows to
+    be independent. No fact about the box is used, so that clients see the same value on every box.
     """
     wanted = max_batch(settings)
     if triton.max_batch_size or triton.inputs or triton.outputs:
@@ -84,8 +84,8 @@ def max_batch_size(
 
 
 def may_be_completed(signature: Signature, settings: Mapping[str, str], triton: TritonConfig) -> bool:
-    """Whether the model may have a batch dimension that neither settings nor config.pbtxt mention. It has one if its
-    rows are independent."""
+    """Whether the model has a batch dimension if its rows are independent, although neither settings nor config.pbtxt
+    mention one. Models with text tensors are excluded."""
     has_text = any(spec.datatype == "BYTES" for spec in (*signature.inputs, *signature.outputs))
     return (
         not has_text

@@ -1,4 +1,4 @@
-"""A model's Triton configuration: the fields with effect. Plain data; `triton_text` reads it.
+"""A model's Triton configuration, as plain data: the fields that have an effect. `triton_text` reads it.
 
 Format: config.pbtxt, the protobuf text form of inference.ModelConfig (protos/model_config.proto). Datatypes have the
 names of the Open Inference Protocol, such as FP32. Dims have no batch dimension if `max_batch_size` is above 0; -1 is
@@ -23,8 +23,8 @@ _MOST_VERSIONS = 64
 
 
 class VersionPolicy(msgspec.Struct, frozen=True):
-    """Which versions are served. `named` lists these versions. If it is empty, the highest versions are served, and
-    `latest` says how many (0 for all)."""
+    """Which versions are served. `named` lists these versions. If `named` is empty, the `latest` highest versions are
+    served (0: all)."""
 
     latest: int = 1
     named: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ def version_policy(settings: Mapping[str, str]) -> VersionPolicy | None:
 
 
 def parse_versions(text: str) -> VersionPolicy:
-    """Parse the text of the setting `versions`. Raises ConfigError if it is invalid."""
+    """Parse the text of the setting `versions`. Raises ConfigError if the text is invalid."""
     word = text.strip()
     if word == "all":
         return VersionPolicy(latest=0)
@@ -69,9 +69,9 @@ STATE_FOLDER = "initial_state"
 
 
 class TensorConfig(msgspec.Struct, frozen=True):
-    """One input or output. `reshape` is the model's shape if it differs from the `dims` of requests. `label_file` of an
-    output is a file in the model's folder with one class name per line. If `optional`, requests may leave the input
-    out; only ensembles use this field."""
+    """One input or output. `reshape` is the model's shape if this differs from `dims`, the shape in requests.
+    `label_file` of an output is a file in the model's folder with one class name per line. `optional` says that
+    requests may leave the input out; only ensembles use this field."""
 
     name: str
     datatype: str = ""  # empty if not given
@@ -87,9 +87,9 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
-    """How requests wait in the queue. `size` is the largest number of waiting requests, 0 for the daemon's own limit.
-    `timeout` is in seconds, 0 for no timeout; `allow_override` lets a request set a shorter timeout. A request that
-    waits longer than its timeout is refused, or, with `delay`, served after all others."""
+    """How requests wait in the queue. `size` is the largest number of waiting requests, 0 for the daemon's limit.
+    `timeout` is in seconds, 0 for no timeout. `allow_override` lets a request set a shorter timeout. A request that
+    waits longer than its timeout is refused, or, with `delay`, served after all other requests."""
 
     size: int = 0
     timeout: float = 0.0
@@ -98,8 +98,8 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
 
 class DynamicBatching(msgspec.Struct, frozen=True):
-    """How requests form batches. `max_delay` is in seconds. Priority `levels` are numbered from 1, the highest; 0 for
-    no levels."""
+    """How requests form batches. `max_delay` is in seconds. `levels` is the number of priority levels, which are
+    numbered from 1, the highest; 0 if there are no levels."""
 
     preferred: tuple[int, ...] = ()
     max_delay: float = 0.0
@@ -114,8 +114,8 @@ ControlKind = Literal["start", "ready", "end", "corrid"]
 
 
 class Control(msgspec.Struct, frozen=True):
-    """An input that edged fills in. If `kind` is "corrid", the input holds the sequence's id. Otherwise it holds a
-    value of `false_true`, the first for false or the second for true. "start" and "end" say whether the request starts
+    """An input that edged fills in. If `kind` is "corrid", the input holds the sequence's id. Otherwise the input holds
+    the first value of `false_true` for false, or the second for true. "start" and "end" say whether the request starts
     or ends the sequence; "ready" is always true."""
 
     input: str
@@ -140,8 +140,8 @@ class State(msgspec.Struct, frozen=True):
 
 class SequenceBatching(msgspec.Struct, frozen=True):
     """How requests form sequences. `idle` is the longest time between two requests of a sequence, in seconds.
-    `strategy` is the name of Triton's way to batch several sequences. edged runs requests of sequences one at a time,
-    and only reports this name to clients."""
+    `strategy` is Triton's scheduling strategy. edged only reports it to clients, and runs requests of sequences one at
+    a time."""
 
     strategy: Literal["direct", "oldest"] = "direct"
     idle: float = 1.0
@@ -163,7 +163,7 @@ class WarmupInput(msgspec.Struct, frozen=True):
 
 
 class Warmup(msgspec.Struct, frozen=True):
-    """A request that is sent `count` times before an engine serves. Its batch size is 0 for a model without batches."""
+    """A request that is sent `count` times before an engine serves. `batch_size` is 0 for a model without batches."""
 
     name: str
     batch_size: int = 0
@@ -172,9 +172,9 @@ class Warmup(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One inference of an ensemble with the model `model`. `version` is a number, or empty for the version that answers
-    requests without a version. `inputs` maps each input of the model to a tensor of the ensemble. `outputs` maps each
-    output that the ensemble uses to a tensor of the ensemble."""
+    """A step of an ensemble: one inference with the model `model`. `version` is a number, or empty for the default
+    version. `inputs` maps each input of the model to a tensor of the ensemble. `outputs` maps each output of the model
+    that the ensemble uses to a tensor of the ensemble."""
 
     model: str
     version: str

@@ -1,7 +1,7 @@
 """Reads a model's Triton configuration: config.pbtxt, or the JSON that a client sends with a request to load a model.
 
-Both are untrusted. Errors are one line. Names that protos/model_config.proto does not have, and fields without effect,
-are not errors: `TritonConfig.unused` lists them.
+Both texts are untrusted. Error messages have one line. Names that protos/model_config.proto does not have, and fields
+without effect, are not errors: `TritonConfig.unused` lists them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from edged.models.triton_config import (
 from edged.proto import model_config_pb2 as pb
 
 MOST_BYTES = 256 << 10  # real files have a few KiB
-_MOST_LINES = 50  # of fields without effect
+_MOST_LINES = 50  # about fields without effect
 _MOST_TEXT = 240  # characters of a message
 _LONGEST_WAIT = 365 * 86400 * 10**6  # microseconds; some configurations have the largest number for "no limit"
 _MOST_ROWS = 1 << 20
@@ -107,7 +107,7 @@ def _checked_config(message: pb.ModelConfig, name: str, unknown: list[str]) -> T
 
 
 class _Open(NamedTuple):
-    """A message or list that is open while text is read; `message` is None below an unknown name."""
+    """A message or list whose end was not read yet; `message` is None below an unknown name."""
 
     message: Descriptor | None
     path: str
@@ -115,12 +115,11 @@ class _Open(NamedTuple):
 
 
 def _unknown_names(text: str) -> Iterator[str]:
-    """Yield the unknown names in a text that was parsed. Names inside an unknown message are left out."""
+    """Yield the unknown names in a text that protobuf has parsed. Leave out names inside an unknown message."""
     line = 0
 
     def lines() -> Iterator[str]:
-        """Yield the lines to the tokenizer and count them, because edged's messages give the line of an unknown
-        name."""
+        """Yield and count the lines, because edged's messages give the line of an unknown name."""
         nonlocal line
         for each in text.split("\n"):
             line += 1
@@ -147,8 +146,8 @@ def _unknown_names(text: str) -> Iterator[str]:
 
 
 def _unknown_keys(tree: dict[str, Any], message: Descriptor, path: str) -> Iterator[str]:
-    """Yield the unknown keys in JSON that was parsed. Keys inside an unknown object are left out. Raises ValueError for
-    a value of the wrong type that the parser ignored."""
+    """Yield the unknown keys in JSON that protobuf has parsed. Leave out keys inside an unknown object. Raises
+    ValueError for a value of the wrong type that the parser ignored."""
     for key, value in tree.items():
         field = message.fields_by_name.get(key) or message.fields_by_camelcase_name.get(key)
         if field is None:
@@ -166,7 +165,7 @@ def _unknown_keys(tree: dict[str, Any], message: Descriptor, path: str) -> Itera
         for each in values:
             if isinstance(each, dict):
                 yield from _unknown_keys(each, inner, f"{path}{key}.")
-            elif each is not None:  # the parser reads a string as an object without known fields
+            elif each is not None:  # the parser takes a string for an object without known fields
                 raise ValueError(f"{path}{key} must be an object with fields, not {shown(str(each))}")
 
 
@@ -256,7 +255,7 @@ def _why(path: str) -> str:
 
 
 def _instances(message: pb.ModelConfig) -> Iterator[str]:
-    """Yield a line for each kind and count of instances that is set. These fields have no effect, because edged
+    """Yield a line for each kind and each count of instances that is set. These fields have no effect, because edged
     measures which instances are the fastest."""
     for group in message.instance_group:
         if group.count > 1:
@@ -307,7 +306,7 @@ def _is_ensemble(message: pb.ModelConfig) -> bool:
     return _ENSEMBLE in (message.platform, message.backend)
 
 
-# Fields that only the models of an ensemble can have. Triton refuses the same fields.
+# Fields that an ensemble cannot have, only its models. Triton refuses the same fields.
 _OF_PARTS = ("instance_group", "optimization", "model_warmup")
 
 

@@ -1,8 +1,7 @@
-"""Finds all families that accept a model's tensors, and the settings that each family needs. A person can then compare
-what the families find on a picture.
+"""Finds all families that accept a model's tensors, and the settings that each family needs.
 
-Some formats have the same shapes, and the file does not say which format it has. A person can see from the drawn boxes
-which format is right.
+Some formats have the same shapes, and the file does not say which format it has. A person sees which format is right if
+the boxes that each family finds are drawn on a picture.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ def candidates(
     operators: Iterable[str] | None = None,
     heads: Mapping[str, str] | None = None,
 ) -> tuple[Candidate, ...]:
-    """Return the families that accept a model: first those that `recognise` names, then the others. In both groups the
-    family with the nearest signature comes first.
+    """Return the families that accept a model: first the families that `recognise` names, then the others. In both
+    groups the family with the nearest signature comes first.
 
-    The arguments are those of `recognise`, but a setting `family` is ignored. A family is left out if one of the other
-    settings does not fit the family, for example if `names` has a wrong number of names.
+    The arguments are those of `recognise`, but the setting `family` is ignored. A family is left out if another setting
+    contradicts the family, for example if `names` has a wrong number of names.
     """
     given = {key: value for key, value in settings.items() if key != "family"}
     evidence = evidence_of(inputs, outputs, read_metadata(metadata), given, operators, heads)

@@ -1,8 +1,8 @@
 """The characters of a text recogniser, in the order of its classes.
 
-They come from the metadata `character` that RapidOCR writes into PP-OCR's models, from a dictionary file of PaddleOCR
-(`ppocr_keys_v1.txt`), or from the setting `decode.characters`. In each of these sources, every character has a line of
-its own, or all characters are on one line.
+The characters are in the metadata `character` that RapidOCR writes into PP-OCR's models, in a dictionary file of
+PaddleOCR (`ppocr_keys_v1.txt`), or in the setting `decode.characters`. Each character is on a separate line, or all
+characters are on one line.
 
 Source: `CTCLabelDecode` in rapidocr 3.10.0 and ppocr/postprocess/rec_postprocess.py of PaddlePaddle/PaddleOCR.
 """
@@ -14,16 +14,16 @@ import unicodedata
 
 MOST_LISTED = 1 << 19  # code points of a whole list
 _UNPRINTABLE = frozenset(("Cc", "Cs", "Zl", "Zp"))  # controls, surrogates, separators of lines
-_NOTHING = ""  # the class that stands for no character: the blank, or the end of the text
+_NOTHING = ""  # the entry of the class that stands for no character: the blank, or the end of the text
 
 
-@functools.lru_cache(4)  # models are recognised again with each change; PP-OCR has 18,708 characters
+@functools.lru_cache(4)  # each change recognises all models again, and PP-OCR has 18,708 characters
 def parse(text: str) -> tuple[str, ...]:
     """Return the entries of a list of characters: its lines if it has several lines, otherwise the characters of its
     only line. Return no entries if the text is longer than `MOST_LISTED`.
 
-    An empty line is the class that stands for no character. Control characters become U+FFFD, because terminals and log
-    lines show texts.
+    An empty line is the class that stands for no character. Control characters become U+FFFD, because terminals and
+    logs show the texts of models.
     """
     if len(text) > MOST_LISTED:
         return ()
@@ -34,9 +34,9 @@ def parse(text: str) -> tuple[str, ...]:
 def by_class(listed: tuple[str, ...], classes: int | None, *, nothing_last: bool) -> tuple[str, ...] | None:
     """Return the character of each class, in order. The class that stands for no character gets an empty string.
 
-    If `listed` has no empty entry, one is added: at the start, or at the end with `nothing_last`. If the model then
-    still has one class more, such a list also gets a space after its last character, as in PaddleOCR. `classes` is the
-    model's number of classes, None if unknown. Returns None if the list does not fit.
+    If `listed` has no empty entry, one is added at the start, or at the end with `nothing_last`. If the model has one
+    class more than that, a space is added after the last character, as in PaddleOCR. `classes` is the model's number of
+    classes, None if unknown. Return None if the list does not fit.
     """
     if not listed or listed.count(_NOTHING) > 1:
         return None

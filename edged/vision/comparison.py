@@ -1,7 +1,7 @@
-"""Compares a model's tensors with signatures: counts points for what is equal, and describes differences in words.
+"""Compares a model's tensors with signatures: counts points for equal names and shapes, and describes differences.
 
-Comparing is pure and its cost is bounded. A model may have huge names and thousands of tensors, so only the first
-tensors are compared, and their names are cut.
+This module is pure, and the cost of a comparison is bounded. A model may have huge names and thousands of tensors, so
+only the first tensors are compared, and their names are cut.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import msgspec
 from edged.tensors import TensorSpec
 from edged.vision.signatures import Signature, TensorPattern, Values
 
-_MOST_TENSORS = 32  # inputs, and outputs, that are compared
+_MOST_TENSORS = 32  # the most inputs, and the most outputs, that are compared
 _MOST_NAMED = 3  # names in one difference
 _LONGEST_NAME, _LONGEST_DIM, _MOST_DIMS = 48, 16, 8
 
-# The points for a name in common, and the costs of differences. For shapes see `TensorPattern.points`.
+# The points for an equal name, and the costs of differences. `TensorPattern.points` has the points for shapes.
 _NAME, _COMMON_NAME = 3, 1
 _MISSING, _SHAPE, _EXTRA, _RENAMED = 3, 2, 2, 1
-# Names that distinguish little, because models of many kinds have them.
+# Models of many kinds have these names, so an equal name means little.
 _COMMON = frozenset({"data", "image", "images", "input", "input.1", "output", "output0", "outputs", "x"}) | frozenset(
     {"boxes", "embeddings", "features", "labels", "logits", "masks", "scores"}
 )
@@ -33,7 +33,7 @@ class Tensors(msgspec.Struct, frozen=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     size: tuple[int, int] | None = None
-    more_inputs: int = 0  # how many are not compared
+    more_inputs: int = 0  # number of inputs that are not compared
     more_outputs: int = 0
 
     @classmethod
@@ -47,9 +47,9 @@ class Tensors(msgspec.Struct, frozen=True):
 class Comparison(msgspec.Struct, frozen=True):
     """The result of comparing a model with a signature.
 
-    `points` rate what the model and the signature have in common. `differences` are texts, and `cost` rates these
-    differences. `is_readable`: the model has all tensors of the signature, perhaps with other names, and perhaps also
-    further tensors.
+    `points` count what the model and the signature have in common. `differences` are texts, and `cost` rates these
+    differences. `is_readable` says that the model has all tensors of the signature. Their names may differ, and the
+    model may have further tensors.
     """
 
     points: int
@@ -59,7 +59,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def is_near(self) -> bool:
-        """Whether the model resembles the signature: it has at least 4 points, and the cost is at most half of them."""
+        """Whether the model resembles the signature: at least 4 points, and a cost of at most half the points."""
         return self.points >= 4 and self.cost * 2 <= self.points
 
     @property
@@ -99,9 +99,8 @@ def shown(spec: TensorSpec) -> str:
 
 
 class _Pairing(msgspec.Struct):
-    """Which tensors of a model match which patterns of a signature. The pairs in `unlike` have different shapes. The
-    pairs in `renamed` have different names. `missing` are the patterns without a tensor, `left` are the tensors without
-    a pattern."""
+    """Pairs of tensors of a model and patterns of a signature. The pairs in `unlike` have different shapes, the pairs
+    in `renamed` different names. `missing` are the patterns without a tensor, `left` the tensors without a pattern."""
 
     points: int
     unlike: list[tuple[TensorPattern, TensorSpec]]
@@ -213,6 +212,6 @@ def _shape(spec: TensorSpec) -> str:
 
 
 def _cut(spec: TensorSpec) -> TensorSpec:
-    """Return a tensor with a shortened name and shape, so that comparing is cheap. A shortened name or shape is longer
-    than that of every pattern, so shortening does not change which patterns match."""
+    """Return a tensor with a shortened name and shape, so that comparing is cheap. The limits are above the length of
+    every pattern's name and shape, so shortening does not change which patterns match."""
     return TensorSpec(spec.name[: 2 * _LONGEST_NAME], spec.datatype, spec.shape[: 2 * _MOST_DIMS])

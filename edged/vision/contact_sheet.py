@@ -1,4 +1,4 @@
-"""A picture with a tile for each of several results, so that a person can compare them."""
+"""A picture with a tile for each of several results, so that a person can compare the results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def fit(picture: Image) -> Image:
 
 
 def contact_sheet(tiles: Sequence[Tile]) -> Image:
-    """Return one or more tiles in a grid with about as many rows as columns, the first tile at the top left."""
+    """Return a picture of the tiles, at least one, in a grid with about as many rows as columns. The first tile is at
+    the top left."""
     columns = math.ceil(math.sqrt(len(tiles)))
     rows = math.ceil(len(tiles) / columns)
     tallest = max(tile.picture.shape[0] for tile in tiles)
@@ -53,7 +54,7 @@ def contact_sheet(tiles: Sequence[Tile]) -> Image:
 
 
 def _write(sheet: Image, text: str, left: int, baseline: int, color: tuple[int, int, int]) -> None:
-    """Write one line, and cut it at the edge of the tile."""
+    """Write one line of text, cut at the edge of the tile. Characters other than printable ASCII become "?"."""
     text = "".join(char if " " <= char <= "~" else "?" for char in text)
     while text and cv2.getTextSize(text, _FONT, _SCALE, 1)[0][0] > SIDE:
         text = text[:-1]

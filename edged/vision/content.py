@@ -1,9 +1,9 @@
-"""A content is what a model says about a whole picture: classes, a class map, a depth map, an embedding, a text or an
+"""A content is a model's answer about a whole picture: classes, a class map, a depth map, an embedding, a text or an
 anomaly.
 
-Detections are in `edged.vision.detections`. They have a packed form of their own, because most frames have detections.
-Processes send a content to each other as MessagePack. `unpack` checks every size, because a hostile model may have
-taken over the engine host (the process that runs the model) that sends the content.
+Processes send contents to each other as MessagePack. `unpack` checks every size, because a hostile model may have taken
+over the engine host (the process that runs the model) that sends the content. Detections have a separate packed form
+(`edged.vision.detections`), because most frames have detections.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from edged.vision.detections import MOST_DETECTIONS, class_name
 
 MOST_SIDE = 8192  # the largest width or height of a map
 _MOST_CELLS = 1 << 22  # of a map of values: 8 MiB
-# Of a class map. The daemon decodes the runs, and names the areas, on its event loop.
+# Limits of a class map, because the daemon decodes the runs and names the areas on its event loop.
 _MOST_RUNS, MOST_AREAS = 1 << 15, 1000
 MOST_TEXT = 4096  # characters
-MOST_VALUES = 1 << 16  # of an embedding: JSON has them as text
+MOST_VALUES = 1 << 16  # of an embedding, because JSON writes the values as text
 _MOST_PACKED = 9 << 20  # bytes: the largest map of values, and some more
-_STEPS = 65535  # of a value in a `ValueMap`
-LARGEST = float(np.finfo(np.float32).max)  # messages have numbers as float32
+_STEPS = 65535  # the highest level of a `ValueMap`
+LARGEST = float(np.finfo(np.float32).max)  # numbers in messages are float32
 _TOLERANCE = 1e-3  # of the length of an embedding
 
 Box: TypeAlias = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels of the picture as sent
@@ -50,17 +50,17 @@ class Classes(msgspec.Struct, frozen=True, array_like=True, tag="classes", forbi
 
     @classmethod
     def of(cls, class_ids: npt.ArrayLike, scores: npt.ArrayLike) -> Classes:
-        """Convert array-likes [k]. Raises ValueError for more than `MOST_DETECTIONS` classes, different lengths, or a
-        score that is not finite."""
+        """Convert array-likes [k]. Raises ValueError for more than `MOST_DETECTIONS` classes, for different lengths,
+        and for a score that is not finite."""
         return cls(tuple(np.asarray(class_ids, np.int64).tolist()), tuple(np.asarray(scores, np.float32).tolist()))
 
 
 class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", forbid_unknown_fields=True):
     """The class of every cell of a grid of `width` x `height` cells that covers the picture.
 
-    The cells are stored as runs of equal cells, row by row from the upper left. `class_ids` has the class of each run,
-    `lengths` the number of its cells, above 0; the lengths add up to width * height. If the model was shown only a part
-    of the picture, the map covers this part, `box`.
+    The cells are stored as runs of equal cells, row by row from the upper left. `class_ids` has the class of each run.
+    `lengths` has the number of cells in each run, at least 1; the lengths add up to width * height. If the model gets
+    only a part of the picture, `box` is this part, and the map covers only this part.
     """
 
     width: int
@@ -82,8 +82,8 @@ class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", fo
 
     @classmethod
     def of(cls, cells: npt.NDArray[np.integer], box: Box | None = None) -> ClassMap:
-        """Encode class ids [height, width]. A map with too many runs (noise), or with a side above `MOST_SIDE`, is
-        encoded with half the width and height, or a quarter, and so on."""
+        """Encode class ids [height, width]. While the map has too many runs (noise), or a side above `MOST_SIDE`, halve
+        its width and height."""
         while True:
             flat = np.ascontiguousarray(cells).reshape(-1)
             starts = np.concatenate(([0], np.flatnonzero(flat[1:] != flat[:-1]) + 1))
@@ -99,7 +99,7 @@ class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", fo
 
     def resized(self, width: int, height: int) -> npt.NDArray[np.int32]:
         """Return the class ids for a grid of `width` x `height` cells, int32 [height, width]. Each cell has the class
-        of the nearest cell of the map. If the size is that of the picture (or of `box`), each cell is one pixel."""
+        of the nearest cell of the map. With the size of the picture (or of `box`), each cell is one pixel."""
         rows, columns = _nearest(height, self.height), _nearest(width, self.width)
         resized: npt.NDArray[np.int32] = self.cells()[rows[:, None], columns]
         return resized
@@ -117,8 +117,8 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
     """A number for every cell of a grid of `width` x `height` cells that covers the picture, or `box` as in a
     `ClassMap`.
 
-    `data` has little-endian uint16 levels, row by row: 0 is `low`, 65535 is `high`, linear between them. The error is
-    at most (high - low) / 131070.
+    `data` has little-endian uint16 levels, row by row. A level from 0 to 65535 stands linearly for a number from `low`
+    to `high`. The rounding error is at most (high - low) / 131070.
     """
 
     width: int
@@ -145,8 +145,8 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
     @classmethod
     def of(cls, values: npt.NDArray[np.floating], box: Box | None = None) -> ValueMap:
         """Encode values [height, width]. Values that are not finite as float32 become the lowest finite value, or 0 if
-        no value is finite. A map with a side above `MOST_SIDE`, or more than 4 million cells, is encoded with half the
-        width and height, or a quarter, and so on."""
+        no value is finite. While the map has a side above `MOST_SIDE`, or more than 4 million cells, halve its width
+        and height."""
         while max(values.shape) > MOST_SIDE or values.size > _MOST_CELLS:
             values = values[::2, ::2]
         height, width = values.shape
@@ -170,8 +170,8 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
 
     def resized(self, width: int, height: int) -> npt.NDArray[np.float32]:
         """Return the numbers for a grid of `width` x `height` cells, float32 [height, width]. Each number is
-        interpolated between the four nearest cells of the map. If the size is that of the picture (or of `box`), each
-        cell is one pixel."""
+        interpolated between the four nearest cells of the map. With the size of the picture (or of `box`), each cell is
+        one pixel."""
         values = self.values()
         top, bottom, down = _between(height, self.height)
         left, right, across = _between(width, self.width)
@@ -181,8 +181,8 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
 
 
 class Depth(msgspec.Struct, frozen=True, array_like=True, tag="depth", forbid_unknown_fields=True):
-    """The depth of the picture. `is_inverse`: larger values are nearer. `unit` is "m" for metres; empty if the depth
-    has no scale, so that only the ratio or order of two values has a meaning."""
+    """The depth at each place of the picture. If `is_inverse`, larger values are nearer. `unit` is "m" for metres. If
+    `unit` is empty, the depth has no scale: only the ratio or order of two values has a meaning."""
 
     map: ValueMap
     is_inverse: bool
@@ -190,8 +190,8 @@ class Depth(msgspec.Struct, frozen=True, array_like=True, tag="depth", forbid_un
 
 
 class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", forbid_unknown_fields=True):
-    """A vector that is near the vectors of similar pictures. `data` has its values, little-endian float32. The vector
-    has length 1, or is all zeros, which are similar to nothing.
+    """A vector that is near the vectors of similar pictures. `data` has the values, little-endian float32. The vector
+    has length 1, or only zeros. A vector of zeros is similar to no vector.
 
     The daemon looks the vector up in the model's gallery (named vectors of pictures). `similarity` is the cosine with
     the nearest vector of the gallery, -1..1. `label` is the name of this nearest vector if the similarity is at least
@@ -221,7 +221,7 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", f
         """Normalise a vector [n] to length 1; a vector of zeros stays as it is. Raises ValueError for more than
         `MOST_VALUES` values, and for NaN and infinity."""
         vector = np.asarray(values, np.float64).reshape(-1)
-        vector = vector / (np.abs(vector).max(initial=0.0) or 1.0)  # squares of the values stay in range
+        vector = vector / (np.abs(vector).max(initial=0.0) or 1.0)  # so that the squares of the values are in range
         length = float(np.linalg.norm(vector))
         return cls((vector / (length or 1.0)).astype(_FLOAT).tobytes())
 
@@ -249,8 +249,8 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", forbid_unkn
 
 
 class Anomaly(msgspec.Struct, frozen=True, array_like=True, tag="anomaly", forbid_unknown_fields=True):
-    """How unusual the picture is. `score` is in the model's own scale; `is_anomalous` says whether the score is at
-    least the model's threshold. `map` has the score of each cell; None if the model has no map."""
+    """How unusual the picture is. `score` is in the model's own scale. `is_anomalous` says whether the score is at
+    least the threshold. `map` has the score of each cell; None if the model has no map."""
 
     score: float
     is_anomalous: bool
@@ -279,8 +279,8 @@ def unpack(packed: bytes | memoryview) -> Content:
 
 
 class Line(NamedTuple):
-    """A line of text that describes a content to people. `class_id` selects the colour of the line; it is -1 if the
-    line is not about a class."""
+    """A line of text that describes a content to people. `class_id` selects the colour of the line; -1 if the line is
+    not about a class."""
 
     text: str
     class_id: int = -1
@@ -325,7 +325,7 @@ def _check_sides(width: int, height: int, box: Box | None) -> None:
 
 
 def _nearest(count: int, cells: int) -> npt.NDArray[np.int64]:
-    """Divide a line of `cells` cells into `count` places; return the cell that contains the centre of each place."""
+    """Divide a line of `cells` cells into `count` places. Return the cell that contains the centre of each place."""
     return (np.arange(count) * 2 + 1) * cells // (count * 2)
 
 

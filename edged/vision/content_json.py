@@ -13,14 +13,13 @@ Fields: TypeAlias = dict[str, Any]
 
 
 def content_fields(content: Content, names: Sequence[str], maps: bool = True) -> Fields:
-    """Return the JSON fields of a content (what a model says about a whole picture).
+    """Return the JSON fields of a content, a model's answer about a whole picture.
 
     - classes: `predictions` of {class, class_id, confidence}, and `top`, the best class
     - class map: `class_map` of {width, height, class_ids, lengths, areas}; see `ClassMap`. An area is {class, class_id,
       share}; `share` is the part of the map that has this class, in 0..1
     - depth: `depth` of {unit, is_inverse, map}
-    - embedding: `embedding`, a list of numbers; with a gallery also `label`, which is empty if no name is near enough,
-      and `similarity`
+    - embedding: `embedding`, a list of numbers; with a gallery `similarity` and `label` (empty below the threshold)
     - text: `text`, and `confidence` in 0..1
     - anomaly: `anomaly` of {score, is_anomalous}, and `map` if the model has one
 

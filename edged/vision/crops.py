@@ -17,11 +17,11 @@ _MOST_PIXELS = 64 * 1024 * 1024  # as `image.MAX_PIXELS`; importing `image` woul
 
 
 class CropRule(msgspec.Struct, frozen=True):
-    """Which detections get a crop: those of the `classes` (empty: all classes), and of these the `most` detections with
-    the best scores.
+    """Which detections get a crop: the `most` detections with the best scores, of the classes in `classes` or, if
+    `classes` is empty, of all classes.
 
-    A crop is the box, enlarged on each side by `margin` times its width or height. If `is_upright` is set and the
-    detector returns oriented boxes, the crop is the oriented box, turned upright.
+    A crop is the box of a detection, enlarged on each side by `margin` times the width or height of the box. If
+    `is_upright` is set and the detector returns oriented boxes, the crop is the oriented box, turned upright.
     """
 
     classes: frozenset[str] = frozenset()
@@ -32,11 +32,8 @@ class CropRule(msgspec.Struct, frozen=True):
 
 class Crops(msgspec.Struct, frozen=True):
     """The crops of one picture, the best score first. `rows` are the row numbers of the detections, `regions` are the
-    parts of the picture.
-
-    `left_out` counts the detections of the rule's classes that have no crop, because there are too many of them, or
-    because they have no area in the picture.
-    """
+    parts of the picture. `left_out` counts the detections of the rule's classes that have no crop, because the rule
+    allows no more crops or because the detection has no area in the picture."""
 
     rows: tuple[int, ...] = ()
     regions: tuple[Roi, ...] = ()
@@ -46,8 +43,8 @@ class Crops(msgspec.Struct, frozen=True):
 def choose(
     found: Detections, names: Sequence[str], rule: CropRule, width: int, height: int, rotation: int = 0
 ) -> Crops:
-    """Choose the crops of a picture of width x height pixels. `names` are the names of the detector's classes. Models
-    get the picture rotated clockwise by `rotation` degrees.
+    """Choose the crops of a picture of width x height pixels. `names` are the names of the detector's classes. Both
+    models get the picture rotated clockwise by `rotation` degrees.
 
     Boxes and size come from a process that may be hostile. Boxes that are not finite get no crop. Raises ValueError if
     the size is impossible.
@@ -66,8 +63,8 @@ def choose(
 
 
 def _whole_pixels(boxes: npt.NDArray[np.float32], margin: float, width: int, height: int) -> npt.NDArray[np.float64]:
-    """Enlarge boxes by `margin`, cut them to the picture, and round them outwards to whole pixels. Return xyxy [n, 4],
-    with NaN for a box that is not finite."""
+    """Enlarge boxes by `margin`, cut the boxes to the picture, and round their edges outwards to whole pixels. Return
+    xyxy [n, 4], with NaN for a box that is not finite."""
     exact = boxes.astype(np.float64)
     exact[~np.isfinite(exact).all(axis=1)] = np.nan
     more, limit = (exact[:, 2:] - exact[:, :2]) * margin, (width, height)
@@ -84,7 +81,7 @@ def _region(
     height: int,
     rotation: int,
 ) -> Roi:
-    """Return the crop of a detection. `box` is the upright crop in whole pixels, from `_whole_pixels`."""
+    """Return the crop of a detection. `box` is the axis-aligned crop in whole pixels, from `_whole_pixels`."""
     if rule.is_upright and found.corners is not None:
         corners = _tilted(found.corners[row], rule.margin, width, height, rotation)
         if corners is not None:

@@ -1,8 +1,8 @@
-"""Detections of one picture, and the packed form in which processes on one edge box send them to each other.
+"""Detections of one picture, and the packed form of detections in messages between processes on one edge box.
 
 Both processes must run the same version of edged. Packed detections with boxes only are fixed-size records. Detections
-with more fields start with a header that cannot be mistaken for a record, because its first four bytes are a float32
-NaN. The header describes the parts that follow, in little endian:
+with more fields start with a header. The first four bytes of the header are a float32 NaN, which no record begins with.
+The header describes the parts that follow, in little endian:
 
     header | n records | tracker ids | keypoints | corners | length of each mask | runs of all masks
 """
@@ -31,14 +31,14 @@ _ID, _FLOAT, _COUNT = np.dtype("<i8"), np.dtype("<f4"), np.dtype("<u4")
 
 
 class Detections(msgspec.Struct, frozen=True, eq=False):
-    """n detections: boxes float32 [n, 4] xyxy in pixels of the original picture, scores float32 [n] in 0..1,
-    class_ids int32 [n]. Decoders return the best score first. All values are finite.
+    """n detections: boxes float32 [n, 4] xyxy in pixels of the original picture, scores float32 [n] in 0..1, class_ids
+    int32 [n]. Decoders return the best score first. All values are finite.
 
-    The other fields are None if the model does not provide them. `masks`: one mask from `masks.encode` per detection,
-    over the whole picture. `keypoints`, float32 [n, k, 3]: x and y in pixels of the original picture, and score.
-    `corners`, float32 [n, 4, 2]: the corners of oriented boxes, in order around each box. `boxes` then has the
-    axis-aligned bounding boxes of the oriented boxes, cut to the picture. `tracker_ids`, int64 [n], are negative for
-    detections that are not tracked.
+    The other fields are None if the model does not provide them. `masks` has one mask from `masks.encode` per
+    detection, over the whole picture. `keypoints`, float32 [n, k, 3], has x and y in pixels of the original picture,
+    and the score. `corners`, float32 [n, 4, 2], has the corners of oriented boxes, in order around each box. With
+    `corners`, `boxes` has the axis-aligned bounding boxes of the oriented boxes, cut to the picture. `tracker_ids`,
+    int64 [n], are negative for detections that are not tracked.
     """
 
     boxes: npt.NDArray[np.float32]
@@ -107,7 +107,7 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
 
     def pack(self) -> bytes:
         """Return the detections as bytes: one `RECORD` for each detection. If the detections have further fields, a
-        header comes before the records, and the fields come after them."""
+        header comes before the records, and the fields come after the records."""
         records = np.empty(len(self), RECORD)
         records["box"], records["score"], records["class_id"] = self.boxes, self.scores, self.class_ids
         if self.masks is None and self.keypoints is None and self.corners is None and self.tracker_ids is None:
@@ -153,7 +153,7 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
 
 
 def count_packed(packed: bytes | memoryview) -> int:
-    """Return the number of packed detections, without reading them."""
+    """Return the number of detections in packed detections, without unpacking."""
     if packed[:4] == _MAGIC and len(packed) >= _HEADER.size:
         return int(_HEADER.unpack_from(packed)[2])
     return len(packed) // RECORD.itemsize

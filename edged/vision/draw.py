@@ -1,4 +1,4 @@
-"""Draws what a model found on a picture: masks, boxes, keypoints and labels, on BGR uint8 pictures.
+"""Draws the answers of a model on a BGR uint8 picture: masks, boxes, keypoints, labels, maps and texts.
 
 Line widths and font size scale with the picture.
 """
@@ -23,16 +23,16 @@ from edged.vision.image import Image
 Color: TypeAlias = tuple[int, int, int]
 Box: TypeAlias = tuple[int, int, int, int]
 
-_GOLDEN = 0.618033988749895  # steps of the golden ratio keep any run of class ids far apart in hue
+_GOLDEN = 0.618033988749895  # hues in steps of the golden ratio: consecutive class ids get distinct hues
 _TINT, _MASK_TINT = 0.12, 0.45
 _MAX_LABEL = 40
 _HEAT = cv2.COLORMAP_TURBO
 _MAX_LINE = 48
 _MAX_LINES = 5
-_MAX_AREAS = 12  # lines of a class map, which are the legend of its colours
+_MAX_AREAS = 12  # lines about a class map: the legend of its colours
 _DARK, _LIGHT = (24, 24, 24), (255, 255, 255)
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
-_MAX_COORDINATE = 1 << 15  # OpenCV computes in fractions of a pixel, which overflow above this
+_MAX_COORDINATE = 1 << 15  # OpenCV computes in fractions of a pixel, and overflows above this coordinate
 _ASCII = str.maketrans({"\u00b7": "-", "\u2013": "-", "\u2014": "-", "\u00d7": "x", "\u00b5": "u", "\u2026": "..."})
 
 # COCO's 17 points of a person: nose; then left and right of eyes, ears, shoulders, elbows, wrists, hips, knees, ankles.
@@ -41,7 +41,7 @@ _FACE = ((0, 1), (0, 2), (1, 2), (1, 3), (2, 4), (3, 5), (4, 6))
 _BODY = ((5, 6), (5, 11), (6, 12), (11, 12))
 _LIMBS = ((5, 7), (7, 9), (6, 8), (8, 10), (11, 13), (13, 15), (12, 14), (14, 16))
 _SKELETON = (*_FACE, *_BODY, *_LIMBS)
-_VISIBLE = 0.25  # keypoints with a lower score are hidden or guessed
+_VISIBLE = 0.25  # keypoints with a lower score are hidden or guessed, and are not drawn
 
 
 def annotate(
@@ -53,12 +53,11 @@ def annotate(
     notes: Sequence[str] = (),
 ) -> Image:
     """Return a copy of a picture with `detections` drawn on it: masks, boxes or oriented boxes, keypoints, and labels
-    "#7 name 87%" with the tracker's number. `notes` are texts below the boxes: one for each detection, or an empty
-    sequence.
+    such as "#7 name 87%", where 7 is the tracker id. If two detections overlap, the better one is on top. `notes` are
+    texts below the boxes: one for each detection, or an empty sequence.
 
-    `content` is written as lines in the upper left corner, and its map is blended over the picture. The caption is in
-    the lower left corner. The better of two overlapping detections is on top. Raises ValueError if the masks do not
-    have the size of the picture.
+    `content` is written as lines in the upper left corner, and the map of the content is blended over the picture. The
+    caption is in the lower left corner. Raises ValueError if the masks do not have the size of the picture.
     """
     canvas: Image = image.copy()
     if content is not None:
@@ -121,8 +120,8 @@ class _Style:
 
 
 def _draw_map(canvas: Image, content: Content) -> None:
-    """Lay a class map over the picture in the colours of its classes, or a depth or anomaly map in colours from blue
-    (far, low) to red (near, high)."""
+    """Blend a map over the picture: a class map in the colours of its classes, a depth or anomaly map in colours from
+    blue (far, low) to red (near, high)."""
     if isinstance(content, ClassMap):
         box, way = content.box, cv2.INTER_NEAREST
         runs = np.array([class_color(each) for each in content.class_ids], np.uint8)
@@ -142,7 +141,7 @@ def _draw_map(canvas: Image, content: Content) -> None:
 
 
 def _draw_areas(canvas: Image, rows: Detections, boxes: Sequence[Box], colors: Sequence[Color]) -> None:
-    """Tint the masks of objects. If there are no masks, no oriented boxes and no keypoints, tint the boxes."""
+    """Tint the masks of detections. Without masks, tint the boxes, unless the detections have corners or keypoints."""
     if rows.masks is not None:
         height, width = canvas.shape[:2]
         for mask, color in zip(rows.masks, colors, strict=True):
@@ -190,8 +189,8 @@ def _draw_keypoints(canvas: Image, keypoints: npt.NDArray[np.float32], color: Co
 
 
 def _draw_label(canvas: Image, box: Box, text: str, color: Color, style: _Style, *, is_below: bool = False) -> None:
-    """Draw a filled label above the box, or below it with `is_below`. The label is inside the box if the picture has no
-    space outside the box."""
+    """Draw a filled label above the box, or below the box with `is_below`. If the picture has no space there, the label
+    covers a part of the box."""
     text = _printable(text)
     width, height, depth = style.measure(text)
     label_w, label_h = width + 2 * style.gap, height + depth + style.gap

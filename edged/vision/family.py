@@ -1,10 +1,10 @@
 """Recognises the family of a model.
 
-The order of the sources is: the setting `family`, metadata, tensor names, shapes. If no rule claims a model, or if the
-claimed format is not decoded, the family is None. Then the reason says what the model may be (see `nearest`), and the
-model returns raw tensors. To add a family, add it to `FAMILIES` and its rules to `_RULES`.
+The sources are, in this order: the setting `family`, metadata, tensor names, shapes. If no rule claims a model, or if
+the claimed format is not decoded, the family is None. Then the reason says what the model may be (see `nearest`), and
+the model returns raw tensors. To add a family, add it to `FAMILIES` and its rules to `_RULES`.
 
-Rules of families from other packages come after all these rules. So installing a package does not change a model that
+Rules of families from other packages come after edged's own rules. So installing a package does not change a model that
 edged itself recognises.
 """
 
@@ -77,11 +77,11 @@ RAW = "raw"  # the setting `family` of a model that serves raw tensors
 
 
 class Recognition(msgspec.Struct, frozen=True):
-    """How a model's pictures are prepared and its outputs decoded, as plain data that is sent to engine hosts.
+    """How a model's pictures are prepared and its outputs decoded. Plain data, which the daemon sends to engine hosts.
 
-    If `family` is None, only raw tensors are served. If `preprocess` is None, the model takes no pictures; `picture`
-    says why. `sound` is set if the model takes sound: hosts then get tensors, and the daemon decodes the outputs.
-    `reason` says why the family was recognised or not, and is cut to fit in a few lines.
+    If `family` is None, only raw tensors are served. If `preprocess` is None, edged feeds no pictures; `picture` says
+    why. `sound` is set if the model takes sound: hosts then get tensors, and the daemon decodes the outputs. `reason`
+    says why the family was recognised, or why no family was, in a few lines.
 
     Two fields can be set only without a family. `between` are the families that accept the tensors and may be right,
     the most likely first. `kind` is the name of a kind of model that edged does not decode (see `kinds`).
@@ -200,7 +200,7 @@ _RULES: tuple[Rule, ...] = (
     RtDetr.by_names,
     RfDetr.by_names,
     OwlVit.by_names,
-    GroundingDino.by_names,  # before Detr, whose outputs it has
+    GroundingDino.by_names,  # before Detr, which has the same outputs
     Detr.by_names,
     RtmDet.by_names,
     PicoDet.by_names,
@@ -213,7 +213,7 @@ _RULES: tuple[Rule, ...] = (
     EfficientDet.by_names,
     YoloNas.by_names,
     DeepStreamYolo.by_names,
-    UltraFace.by_names,  # before Ssd, whose names it has
+    UltraFace.by_names,  # before Ssd, which has the same names
     Ssd.by_names,
     YuNet.by_names,
     Scrfd.by_names,
@@ -262,8 +262,8 @@ def recognise(
 
     `operators` are the names of the graph's operators, `heads` maps each output to the operator that computes it; both
     are None if unknown. `settings` override the settings in the metadata (`settings.METADATA_PREFIX`). Settings of
-    other modules are ignored. Invalid metadata is ignored, too, unless it is a setting. `others` are families of other
-    packages. Raises FamilyFailed if one of them fails.
+    other modules are ignored, and so is invalid metadata that is not a setting. `others` are families of other
+    packages. Raises FamilyFailed if one of these families fails.
     """
     settings = {**keys.from_metadata(metadata), **settings}
     keys.check(settings)
@@ -305,8 +305,8 @@ def recognise(
 
 def _claim_sound(evidence: SoundEvidence) -> Claim | None:
     """Return the claim of the first sound family that accepts the model, or None. If the setting `family` is set, only
-    the family that it names is tried. Without the setting, a model that takes pictures gets no claim. Raises
-    ConfigError if the named family does not accept the model."""
+    the named family is tried. Without this setting, return None for a model that takes pictures. Raises ConfigError if
+    the named family takes sound and does not accept the model."""
     wanted = evidence.settings.get("family")
     if wanted is None:
         if find_picture(evidence.inputs)[0] is not None:
@@ -357,7 +357,7 @@ def evidence_of(
     operators: Iterable[str] | None = None,
     heads: Mapping[str, str] | None = None,
 ) -> Evidence | None:
-    """Return the facts from which rules recognise a model; None if the model takes no picture. The arguments are as in
+    """Return the facts from which rules recognise a model; None if the model takes no picture. The arguments are as for
     `recognise`. Raises ConfigError if a setting contradicts the model."""
     picture, _ = find_picture(inputs)
     if picture is None:
@@ -444,7 +444,7 @@ def _claim_by_others(evidence: Evidence, others: Sequence[ThirdParty]) -> Claim 
 def _names(settings: Mapping[str, str], exported: ExportMetadata, claim: Claim) -> tuple[str, ...]:
     given = keys.words(settings, "names")
     if given is None:
-        # Names whose number does not match the tensor would label every box wrongly; numbers are better than that.
+        # If the number of names does not match the tensor, boxes get class numbers, because the names would be wrong.
         fits = claim.classes is None or len(exported.names) == claim.classes
         return exported.names if fits and exported.names else claim.names
     if claim.background and claim.classes is not None and len(given) == claim.classes - claim.background:

@@ -1,7 +1,7 @@
 """A gallery: named vectors of pictures, and a search for the vector that is nearest to an embedding. Pure.
 
 Vectors can be compared only if the same model made them from pictures that were prepared in the same way. Such vectors
-have the same *space*. A gallery of another space is not used.
+are in the same *space*. edged does not use a gallery of another space.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _FLOAT = np.dtype("<f4")
 _DEFAULTS = Preprocess(0, 0)
 
 
-@functools.lru_cache(maxsize=256)  # it is needed for every frame
+@functools.lru_cache(maxsize=256)  # called for every frame
 def space_of(digest: str, recognition: Recognition) -> str:
     """Return the space of a model's vectors, a hexadecimal text. Only vectors of the same space can be compared.
     `digest` is the digest of the model and its weights.
 
-    All engines of a model have the same space, because they are verified to agree. Names and thresholds do not change
-    vectors. A field of `Preprocess` counts only if it differs from its default, so that a new field does not invalidate
-    galleries.
+    All engines of a model have the same space, because verification ensures that they agree. Names and thresholds are
+    left out, because they do not change vectors. Fields of `Preprocess` with default values are left out, so that a new
+    field does not invalidate galleries.
     """
     fed = msgspec.to_builtins(recognition.preprocess) if recognition.preprocess is not None else {}
     usual: Mapping[str, object] = msgspec.to_builtins(_DEFAULTS)
@@ -80,8 +80,8 @@ class Gallery(msgspec.Struct, frozen=True):
         """Return the name of the nearest picture and its similarity, -1..1. Return an empty name and 0 if no vector can
         be compared with the embedding.
 
-        The time is about 1 ms for 10,000 vectors of 512 values. A matrix product is not used, because BLAS would share
-        it among threads, and on a busy box the event loop would wait long for these threads.
+        The search takes about 1 ms for 10,000 vectors of 512 values. It does not use a matrix product, because BLAS
+        would share this among threads, and on a busy box the event loop would wait long for these threads.
         """
         vector = embedding.vector()
         if not self.names or len(vector) != self.size or not vector.any():

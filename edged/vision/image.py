@@ -1,6 +1,6 @@
-"""Decodes pictures as cameras send them (encoded, or raw pixels) to BGR, uint8, [height, width, 3].
+"""Decodes pictures from cameras (encoded, or raw pixels) to BGR uint8 [height, width, 3].
 
-OpenCV decodes to BGR without another pass; `prepare` reorders channels if a model needs RGB.
+OpenCV decodes to BGR directly; `prepare` reorders channels if a model needs RGB.
 
 A few bytes can declare a picture of gigabytes, so the size is read from the header before a decoder allocates memory.
 Only the formats of `picture_header` are decoded.
@@ -31,7 +31,7 @@ _STILL_BRANDS = (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis")  # pictur
 # JPEG blocks can be decoded to fewer pixels with a fraction of the work. The largest steps come first.
 _REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}
 
-# Called with width and height; returns by which factor the decoded picture may be smaller. Less than 1 counts as 1.
+# Gets width and height, returns the largest factor by which the decoded picture may be smaller. Below 1 counts as 1.
 Reduction: TypeAlias = Callable[[int, int], float]
 
 
@@ -71,10 +71,10 @@ def decode(encoded: Encoded) -> Image:
     """Decode a JPEG, PNG, WebP, BMP or GIF (first frame) into BGR uint8 [height, width, 3].
 
     Gray and palette pictures become three channels, alpha is dropped, 16 bits become 8. The EXIF orientation is
-    ignored: detections are in pixels as stored, so that the sender can draw them on its copy.
+    ignored: detections are in pixels as stored, so that the sender can draw them on the picture that it sent.
 
-    Raises TooLarge, before decoding, if the picture has more than `MAX_PIXELS`; InvalidInput if it is empty, truncated,
-    damaged or of another format.
+    Raises TooLarge, before decoding, if the picture has more than `MAX_PIXELS`. Raises InvalidImage if the picture is
+    empty, truncated, damaged or of another format.
     """
     return _decode(encoded, _header(encoded), _AS_STORED)
 
@@ -82,8 +82,8 @@ def decode(encoded: Encoded) -> Image:
 def decode_reduced(encoded: Encoded, reduction: Reduction) -> Decoded:
     """Like `decode`, but decode a JPEG at 1/2, 1/4 or 1/8 of its size if `reduction` allows this, which is much faster.
 
-    `reduction` receives width and height of the whole picture and returns the largest allowed factor (see
-    `Preparer.reduction`). Errors of `reduction` are passed on.
+    `reduction` gets width and height of the whole picture and returns the largest allowed factor (see
+    `Preparer.reduction`). Raises the errors of `decode` and of `reduction`.
     """
     header = _header(encoded)
     most = reduction(header.width, header.height)
@@ -92,12 +92,12 @@ def decode_reduced(encoded: Encoded, reduction: Reduction) -> Decoded:
         image = _decode(encoded, header, _REDUCED[step] | cv2.IMREAD_IGNORE_ORIENTATION)
         if image.shape[:2] == (-(-header.height // step), -(-header.width // step)):
             return Decoded(image, header.width, header.height, step)
-        # This decoder rounds sizes differently, which would shift boxes; decode in full instead.
+        # This decoder rounds sizes differently, which would shift boxes, so the picture is decoded in full.
     return Decoded(_decode(encoded, header, _AS_STORED), header.width, header.height)
 
 
 def _header(encoded: Encoded) -> Header:
-    """Read and check the header of a picture. Raises InvalidImage or TooLarge if it must not be decoded."""
+    """Read and check the header of a picture. Raises InvalidImage or TooLarge if the picture must not be decoded."""
     header = read_header(encoded)
     if header is None:
         raise InvalidImage(f"{_describe(encoded)}; send a JPEG, PNG, WebP, BMP or GIF")
@@ -143,10 +143,11 @@ def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, 
     """Convert raw pixels to BGR uint8 [height, width, 3]. For BGR, padded or not, the result is a view of `data`.
 
     `stride` is the number of bytes from one row of the first plane to the next, 0 for tightly packed rows. NV12's
-    interleaved chroma rows have the same stride; the rows of I420's two chroma planes have half of it. YUV is
+    interleaved chroma rows have the same stride, the rows of I420's two chroma planes have half this stride. YUV is
     interpreted as BT.601 limited range, as in OpenCV. The padding after the very last row may be missing.
 
-    Raises InvalidInput for an impossible size or stride, or if the length of `data` does not fit.
+    Raises InvalidImage for an impossible size or stride, for more than `MAX_PIXELS`, or if the length of `data` does
+    not fit.
     """
     what = f"a raw {pixel_format.value} picture of {width}x{height} pixels"
     depth, subsampled = (3 if pixel_format in (PixelFormat.BGR, PixelFormat.RGB) else 1), pixel_format in _SUBSAMPLED
@@ -185,7 +186,7 @@ def _packed_i420(data: Encoded, width: int, height: int, stride: int) -> Image:
     packed = np.empty(width * height * 3 // 2, np.uint8)
     luma, chroma = packed[: width * height], packed[width * height :]
     luma.reshape(height, width)[:] = np.ndarray((height, width), np.uint8, data, strides=(stride, 1))
-    # Both chroma planes have equal rows and follow each other: one run of 2 * half_h rows.
+    # The chroma planes follow each other and have rows of equal length, so they are one run of 2 * half_h rows.
     chroma.reshape(height, half_w)[:] = np.ndarray(
         (2 * half_h, half_w), np.uint8, data, offset=stride * height, strides=(half_stride, 1)
     )

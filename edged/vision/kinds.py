@@ -1,8 +1,7 @@
 """Kinds of models that edged serves as raw tensors: their names and signatures.
 
 A model is of a kind only if all its tensors match a signature of the kind. Some signatures match many shapes, so at
-least one fact must also be equal, such as a name, a number or the size of a grid. If a rule of a family claims the
-model, its kind does not matter.
+least one name, number or grid size must also be equal. If a family claims the model, the kind is not used.
 
 Sources: the Open Model Zoo's models/public and models/intel (README.md of each model), the ONNX model zoo (README.md of
 each), optimum-onnx (commit 1939f27, `model_configs.py` and `_TASK_TO_COMMON_OUTPUTS`), OpenCV's model zoo (the script
@@ -30,8 +29,8 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 def identify(tensors: Tensors) -> tuple[Kind, Comparison] | None:
-    """Return the kind that has the most in common with a model, and the comparison. If several kinds have equally much
-    in common, return the first of them. Return None if no kind matches."""
+    """Return the kind that has the most points in common with a model, and the comparison; of equal kinds, the first.
+    Return None if no kind matches."""
     best: tuple[Kind, Comparison] | None = None
     for kind in KINDS:
         for known in kind.signatures:

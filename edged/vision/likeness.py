@@ -1,8 +1,8 @@
 """A 64-bit hash of a picture, to find pictures that look nearly the same. Pure.
 
-The picture is averaged to 8 rows of 8 cells. 56 bits say whether a cell is clearly brighter than its left neighbour (a
-difference hash). "Clearly" means by more than 2 of 255 gray levels, so that camera noise does not flip bits in uniform
-areas. The other 8 bits encode the mean brightness, so that a scene by day and the same scene at dusk differ.
+The picture is averaged to 8 rows of 8 cells. 56 bits say whether a cell is brighter than its left neighbour by more
+than 2 of 255 gray levels (a difference hash with a margin, so that camera noise does not flip bits in uniform areas).
+The other 8 bits encode the mean brightness, so that a scene by day and the same scene at dusk differ.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _Cells: TypeAlias = npt.NDArray[np.float32]
 
 _CELLS = 8
 _CLEARLY = 2.0  # gray levels of 255
-_LEVELS = np.arange(1, 9) * 28.0  # one bit for each: it is set if the mean brightness is above the level
-NEAR = 1  # pictures look nearly the same if their hashes differ by at most this number of bits
+_LEVELS = np.arange(1, 9) * 28.0  # for each level, one bit: whether the mean brightness is above the level
+NEAR = 1  # pictures count as nearly the same if their hashes differ by at most this number of bits
 
 
 def likeness(gray: Gray) -> int:

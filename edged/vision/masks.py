@@ -36,14 +36,14 @@ def encode_coarse(inside: Inside, step: int, box: tuple[int, int, int, int], wid
     """Encode a mask that has 1/step of the picture's resolution. The mask covers `box` (x1, y1, x2, y2) and is cut to
     `box`.
 
-    `inside` is bool [ceil(h / step), ceil(w / step)]. The time depends only on the size of `inside` and the number of
-    runs. Raises ValueError if `box` exceeds the picture.
+    `inside` is bool [ceil(h / step), ceil(w / step)], for a box of w x h pixels. The time depends only on the size of
+    `inside` and the number of runs. Raises ValueError if `box` exceeds the picture.
     """
     x1, y1, x2, y2 = box
     _check_inside(x2 - x1, y2 - y1, x1, y1, width, height)
     column, row = _changes(inside)
     each = np.bincount(column, minlength=inside.shape[1])
-    # Every column of the coarse mask stands for `step` columns of the picture; the last may stand for fewer.
+    # Every column of the coarse mask stands for `step` columns of the picture, the last perhaps for fewer.
     coarse = np.arange(x2 - x1) // step
     many = each[coarse]
     first = (np.cumsum(each) - each)[coarse] - (np.cumsum(many) - many)
@@ -95,7 +95,8 @@ def crop(counts: Counts, width: int, height: int) -> tuple[Inside, int, int]:
     """Decode only the bounding box of a mask. Return bool [h, w], and x and y of the box's upper left corner. For an
     empty mask the array is 0x0.
 
-    The cost depends on the size of the box, not on that of the picture. Raises ValueError like `decode`.
+    The cost depends on the number of runs and on the columns of the box, in the full height of the picture. Raises
+    ValueError like `decode`.
     """
     edges = np.cumsum(counts, dtype=np.int64)
     if not len(edges) or edges[-1] != width * height:
@@ -117,13 +118,14 @@ def crop(counts: Counts, width: int, height: int) -> tuple[Inside, int, int]:
 
 
 def polygon(counts: Counts, width: int, height: int) -> npt.NDArray[np.int32]:
-    """Return the outer contour of a mask's largest piece, int32 [n, 2]: x, y of its border pixels, in order.
+    """Return the outer contour of the largest connected part of a mask, int32 [n, 2]: x, y of the border's corners, in
+    order.
 
-    It has at least three points, as a valid polygon needs, or none if the mask is empty. `cv2.fillPoly` restores the
-    piece, but with filled holes. Raises ValueError like `decode`, Unsupported without OpenCV.
+    The contour has at least three points, as a valid polygon needs, or no points if the mask is empty. `cv2.fillPoly`
+    restores the part, but with filled holes. Raises ValueError like `decode`, Unsupported without OpenCV.
     """
     try:
-        import cv2  # imported here to save memory in the daemon and in commands, which need it only for this
+        import cv2  # imported here to save memory in the daemon and in commands, which need OpenCV only for this
     except ImportError:
         raise Unsupported(packages.missing("cv2", "the polygon of a mask")) from None
 

@@ -2,9 +2,9 @@
 metadata is untrusted.
 
 Every value of Ultralytics is Python's `str()` of the original: `{0: 'person', ...}`, `[640, 640]`, `True`.
-`ast.literal_eval` parses the value. A hostile text can exhaust the parser's stack or time, so only short texts of
-literals (strings, unsigned numbers, shallow brackets) are parsed. A value that cannot be read counts as absent and is
-listed in `unreadable`.
+`ast.literal_eval` parses these values. A hostile text can exhaust the parser's stack or time, so only short texts of
+literals (strings, unsigned numbers, shallow brackets) are parsed. A value that cannot be read counts as absent, and its
+key is listed in `unreadable`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_NAME = 200
 MAX_SIDE = 16384
 _MAX_DEPTH = 8
 
-# The closing quote is optional, so that an unterminated string is consumed once and not retried from every quote in it.
+# The closing quote is optional, so that an unterminated string is consumed once, not retried from each of its quotes.
 _STRING = re.compile(r"'[^'\\\n]*(?:\\.[^'\\\n]*)*'?" + r'|"[^"\\\n]*(?:\\.[^"\\\n]*)*"?')
 _PLAIN = re.compile(r"True|False|None|\d[\d.]*(?:[eE][-+]?\d+)?|[][{}():,\s]+")
 _NOT_PLAIN = re.compile(r"[\d.]{40}")  # parsing long integers takes quadratic time
@@ -34,7 +34,8 @@ _BRACKET = re.compile(r"[][{}()]")
 
 
 class ExportMetadata(msgspec.Struct, frozen=True):
-    """The exporter's metadata; a field is None or empty if its value is missing or invalid."""
+    """The exporter's metadata. A field is None or empty if its value is missing or invalid. `unreadable` has the keys
+    of invalid values."""
 
     task: str | None = None
     head: str | None = None
@@ -60,7 +61,7 @@ class ExportMetadata(msgspec.Struct, frozen=True):
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportMetadata:
-    """Read metadata; never raise. Keys whose value cannot be read are listed in `unreadable`."""
+    """Read metadata. Never raises: a value that cannot be read counts as absent, see `ExportMetadata.unreadable`."""
     unreadable: list[str] = []
 
     def read(key: str, convert: Callable[[object], _T], parse: Callable[[object], object] = literal) -> _T | None:
@@ -89,7 +90,7 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportMetadata:
 
 
 def literal(text: object) -> object:
-    """Parse a Python literal without deep nesting. Raises ValueError for other texts, and for a text that is too
+    """Parse a Python literal without deep nesting. Raises ValueError for other texts, and for texts that are too
     long."""
     if not isinstance(text, str) or len(text) > MAX_TEXT:
         raise ValueError("not a text, or too long")
@@ -103,7 +104,7 @@ def literal(text: object) -> object:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether parsing the text is certainly cheap; checked in one pass."""
+    """Whether parsing the text is certainly cheap. Takes linear time."""
     if "'''" in text or '"""' in text:
         return False  # Python would split the text into strings differently than `_STRING` does
     skeleton = _STRING.sub("0", text)  # strings are removed, so that brackets and words inside them do not count

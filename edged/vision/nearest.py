@@ -1,8 +1,8 @@
 """Describes a model that no rule recognises: its kind, or the families whose signatures are nearest, and the values of
 the setting `family` that may be right.
 
-A value of the setting is named only if the family accepts the model. Families whose signatures have more in common with
-the model, such as names, come first (see `edged.vision.comparison`).
+Only families that accept the model are named as values of the setting. Families whose signatures have more in common
+with the model, such as names of tensors, come first (see `edged.vision.comparison`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ VARIANTS: tuple[Mapping[str, str], ...] = (
 
 _UNKNOWN = "metadata, names and shapes match nothing that edged knows; raw tensors are served"
 _LONGEST_REASON = 1000
-_MOST_GROUPS = 2  # groups of families that are named
+_MOST_GROUPS = 2  # the most groups of families that a reason names
 _MOST_DIFFERENCES = 3
-# The points that a named family needs at least. With fewer points the tensors may as well be those of another kind of
-# model: one map or table in common is not enough.
+# The fewest points with which a family is named as a value of the setting. One map or table in common is not enough,
+# because many kinds of models have such a tensor.
 _ENOUGH = 5
 
 Families = Mapping[str, type[Opened]]
@@ -69,9 +69,9 @@ def explain_without_picture(tensors: Tensors) -> Claim:
 
 
 def advise(claim: Claim, evidence: Evidence, families: Families) -> Claim:
-    """Return the claim of a rule, with advice if the claim is undecided. Then `between` keeps only the families that
-    accept the model, the most likely first, and the reason also names the settings that select them. If a kind is
-    nearer to the model than all these families, the claim also has this kind."""
+    """Return the claim of a rule, with advice if the claim is undecided. With advice, `between` keeps only the families
+    that accept the model, the most likely first, and the reason also names the settings that select these families. If
+    a kind is nearer to the model than all these families, the claim also has this kind."""
     if not claim.between:
         return claim
     accepting = [families[name] for name in claim.between if accepts(families[name], evidence)]
@@ -114,8 +114,8 @@ def _with_advice(claim: Claim, evidence: Evidence, families: Families) -> Claim:
 
 
 def _is_tried(family: type[Opened], evidence: Evidence) -> bool:
-    """Whether the command `TRY_ALL` tries a family. This is so if the family needs no further setting, or if one of
-    `VARIANTS` has the settings that it needs."""
+    """Whether the command `TRY_ALL` tries a family: the family needs no further setting, or one of `VARIANTS` has the
+    settings that it needs."""
     if evidence.size is None and family.open_size is None:
         return False  # the size of the input must be set first
     for variant in ({}, *VARIANTS):
@@ -130,7 +130,7 @@ def _is_tried(family: type[Opened], evidence: Evidence) -> bool:
 
 def _likeness(near: list[str], compared: Mapping[str, Comparison]) -> str:
     """Return a text that names the nearest families and their differences from the model. Families with the same
-    differences are named together; if some families have no difference, only these are named."""
+    differences are named together. If any family has no difference, only the families without differences are named."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name in near:
         groups.setdefault(compared[name].differences, []).append(name)

@@ -1,9 +1,9 @@
-"""Non-maximum suppression in numpy, of upright and of oriented boxes.
+"""Non-maximum suppression in numpy, of upright (axis-aligned) and of oriented boxes.
 
 Unlike OpenCV's NMS, this NMS has a bounded cost: it compares boxes block by block in order of score and stops at
 `max_detections`. Thousands of candidates that do not overlap (noise) take a tenth of the time of OpenCV's
-NMSBoxesBatched. Boxes stay xyxy. Class ids are compared, because the usual alternative, an offset for the boxes of each
-class, would cost float32 precision.
+NMSBoxesBatched. Boxes stay xyxy. Class ids are compared, because the usual alternative, moving the boxes of each class
+by an offset, would cost float32 precision.
 
 Oriented boxes are compared by their probabilistic IoU, as in the exporters' own tools, so that a threshold has the same
 meaning. Each box is replaced by the normal distribution with mean and covariance of a uniform rectangle; the IoU is 1
@@ -27,7 +27,7 @@ Index: TypeAlias = npt.NDArray[np.intp]
 Hits: TypeAlias = npt.NDArray[np.bool_]
 Overlaps: TypeAlias = Callable[[Index, Index], Hits]  # returns which pairs [rows, columns] overlap too much
 
-MAX_CANDIDATES = 4096  # only this many best scores take part
+MAX_CANDIDATES = 4096  # only the boxes with the best scores take part
 _BLOCK = 256
 _MIN_SIDE = 1e-3  # pixels: the covariance of a box without width is singular
 
@@ -82,7 +82,7 @@ def hull_of(corners: npt.NDArray[np.float32]) -> Boxes:
 
 def _keep_greedy(n: int, overlaps: Overlaps, max_detections: int) -> Index:
     """Return the indices of the candidates to keep. The n candidates are in order, the best first. A candidate is kept
-    if it overlaps no better candidate that is kept."""
+    unless it overlaps a better candidate that is kept."""
     kept = np.empty(0, np.intp)
     for start in range(0, n, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, n))
@@ -100,7 +100,7 @@ def _keep_greedy(n: int, overlaps: Overlaps, max_detections: int) -> Index:
 
 def _keep_fast(n: int, overlaps: Overlaps, max_detections: int) -> Index:
     """Return the indices of the candidates to keep. The n candidates are in order, the best first. A candidate is kept
-    if it overlaps no better candidate, even one that is dropped."""
+    unless it overlaps a better candidate. Dropped candidates count, too."""
     kept = np.empty(0, np.intp)
     for start in range(0, n, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, n))
@@ -115,7 +115,7 @@ def _keep_fast(n: int, overlaps: Overlaps, max_detections: int) -> Index:
 
 def _upright_overlaps(boxes: Boxes, labels: ClassIds, iou: float) -> Overlaps:
     """Return a function that tests pairs of boxes [4, n] for an IoU above `iou` and the same label. The function does
-    not divide by the union, which is zero for empty boxes."""
+    not divide by the union, because the union of empty boxes is zero."""
     left, top, right, bottom = boxes
     area = (right - left) * (bottom - top)
     limit = np.float32(iou)

@@ -1,4 +1,4 @@
-"""Simple statistics of a picture: light, colour, contrast and layout. They show when a camera's pictures change."""
+"""Statistics of a picture: light, colour, contrast and layout. The statistics show when a camera's pictures change."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 if TYPE_CHECKING:
     from edged.vision.image import Image
 
-STEPS = 16  # of the histogram of brightness
+STEPS = 16  # number of steps in the histogram of brightness
 _COLUMNS, _ROWS = 12, 8  # of the layout
-_SCALE = 16  # pixels of a cell's side: averaging over more pixels first removes noise
+_SCALE = 16  # pixels along the side of a cell in the reduced picture; the reduction removes noise
 
 
 class PictureStatistics(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class PictureStatistics(msgspec.Struct, frozen=True):
 
 def measure(picture: Image) -> PictureStatistics:
     """Return the statistics of a picture, BGR uint8 [height, width, 3]."""
-    import cv2  # the daemon does without it
+    import cv2  # imported here, because the daemon does not need OpenCV
 
     small = cv2.resize(picture, (_COLUMNS * _SCALE, _ROWS * _SCALE), interpolation=cv2.INTER_AREA)
     grey = cv2.cvtColor(small, cv2.COLOR_BGR2GRAY)

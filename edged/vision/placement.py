@@ -1,4 +1,4 @@
-"""Selects the part of a picture that a model is shown, places this part in the input, and maps boxes to the picture.
+"""Selects the part of a picture that a model gets, places this part in the input, and maps boxes to the picture.
 
 The rounding is that of the exporters' own tools, so that answers agree with theirs to the pixel:
 
@@ -10,9 +10,9 @@ The rounding is that of the exporters' own tools, so that answers agree with the
 - `line` follows PaddleOCR's `resize_norm_img`: the picture is as high as the input and at the left, its width is
   rounded up. A picture that is too wide is squeezed.
 
-There are three coordinate systems, all in pixels of the picture as sent: that of the picture, that of the *window* cut
-out of the picture, and that of the *turned* window, which the model is shown. All are continuous: 0 is the left edge of
-the first pixel.
+There are three coordinate systems, all in pixels of the picture as sent: of the picture, of the *window* that is cut
+out of the picture, and of the *turned* window, which the model gets. All are continuous: 0 is the left edge of the
+first pixel.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class Roi(msgspec.Struct, frozen=True, array_like=True):
     corners: Corners | None = None
 
 
-# By rotation: the signs in the formula "picture (x, y) = signs * turned window (x, y) + `_far`". After a quarter turn,
-# the turned window's (y, x) replaces its (x, y).
+# The signs for each rotation in "picture (x, y) = signs * turned window (x, y) + `_far`". For rotations of 90 and 270
+# degrees, the turned window's (y, x) replaces (x, y).
 _SIGNS = {0: (1, 1), 90: (1, -1), 180: (-1, -1), 270: (-1, 1)}
 
 
 class CropWindow(msgspec.Struct, frozen=True):
     """The part of a picture that is cut out, and its rotation.
 
-    `left`, `top`, `width` and `height` are the part that the model is shown. `region` (x1, y1, x2, y2) is the requested
-    part. It can be a few pixels smaller than the shown part, because only whole pixels can be cut out of a JPEG that
-    was decoded at a reduced scale. Answers are clipped to `region`. `rotation` is 0, 90, 180 or 270 degrees clockwise.
+    `left`, `top`, `width` and `height` are the part that the model gets. `region` (x1, y1, x2, y2) is the requested
+    part, which can be a few pixels smaller: only whole pixels can be cut out of a JPEG that was decoded at a reduced
+    scale. Answers are clipped to `region`. `rotation` is 0, 90, 180 or 270 degrees clockwise.
     """
 
     left: int
@@ -112,7 +112,7 @@ class CropWindow(msgspec.Struct, frozen=True):
         x1, y1, x2, y2 = self.region
         low, high = np.array((x1, y1), np.float32), np.array((x2, y2), np.float32)
         first, second = corners[:, 0], corners[:, 1]
-        # A rotation swaps which corner comes first on an axis. The corners are swapped back by the rotation, not by
+        # A rotation can swap the order of the corners on an axis. The order is restored from the rotation, not by
         # sorting, so that an inverted box stays inverted and counts as empty.
         swapped = np.array(_SIGNS[self.rotation]) < 0
         upper, lower = np.where(swapped, second, first), np.where(swapped, first, second)
@@ -120,11 +120,9 @@ class CropWindow(msgspec.Struct, frozen=True):
 
 
 def crop_window(roi: Roi | None, width: int, height: int, step: int = 1) -> CropWindow | None:
-    """Return the window for `roi` in a picture of width x height that is decoded at 1/step of its size.
-
-    Returns None for the whole picture without rotation. Raises InvalidInput if the region is outside the picture or the
-    rotation is invalid.
-    """
+    """Return the window for `roi` in a picture of width x height that is decoded at 1/step of its size; None for the
+    whole picture without rotation. Raises InvalidInput if the region is outside the picture or the rotation is
+    invalid."""
     roi = roi or Roi()
     if roi.rotation not in _SIGNS:
         raise InvalidInput(f"a rotation of {roi.rotation} degrees is invalid; give 0, 90, 180 or 270")
@@ -163,8 +161,8 @@ class Placement(msgspec.Struct, frozen=True):
     """Where a picture of width x height pixels is placed in an input.
 
     Scales are input pixels per picture pixel, exactly those of the resize. Pads are the input pixels left of and above
-    the picture. So input = picture * scale + pad. If only a part of the picture is shown, or the picture is rotated,
-    `window` is the shown part. Then "picture" in this formula means the turned window.
+    the picture. So input = picture * scale + pad. If the model gets only a part of the picture, or the picture rotated,
+    `window` is this part, and "picture" in the formula means the turned window.
     """
 
     scale_x: float
@@ -174,12 +172,12 @@ class Placement(msgspec.Struct, frozen=True):
     width: int
     height: int
     window: CropWindow | None = None
-    # Set instead of `window` for a tilted part. It is a field of its own, because stored placements have no tags.
+    # Set instead of `window` for a tilted part. A separate field, because stored placements have no type tags.
     tilted: TiltedWindow | None = None
 
     @property
     def shown(self) -> CropWindow | TiltedWindow | None:
-        """The part of the picture that is shown; None for all of it."""
+        """The part of the picture that the model gets; None for the whole picture."""
         return self.window if self.tilted is None else self.tilted
 
     @property
@@ -190,7 +188,7 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def edges(self) -> tuple[int, int, int, int]:
-        """x1, y1, x2, y2 of the part of the picture that is shown, in picture pixels."""
+        """x1, y1, x2, y2 of the part of the picture that the model gets, in picture pixels."""
         return (0, 0, self.width, self.height) if self.shown is None else self.shown.region
 
     def to_original(self, boxes: Boxes) -> Boxes:
@@ -221,8 +219,8 @@ class Placement(msgspec.Struct, frozen=True):
         return matrix
 
     def reduction(self) -> float:
-        """Return the number of picture pixels per input pixel, on the axis where this number is smaller. A picture that
-        is decoded smaller by this factor need not be enlarged."""
+        """Return the number of picture pixels per input pixel, on the axis with the smaller number. A picture that is
+        decoded at 1/number of its size is still at least as large as the input needs."""
         return min(1 / self.scale_x, 1 / self.scale_y)
 
 
@@ -263,10 +261,7 @@ def place_window(
     zoom: float = 1.0,
 ) -> Placement:
     """Return the placement of a window of a picture of width x height. The window is fitted like a picture that has the
-    size of the window's region.
-
-    The window of a center crop must already be cut to its centre.
-    """
+    size of the window's region. For a center crop, the window must already be cut to the centre (`center_region`)."""
     if fit is Fit.CENTER_CROP:
         fit = Fit.STRETCH
     region_w, region_h = window.fitted
@@ -282,8 +277,8 @@ def place_window(
 def center_region(roi: Roi | None, width: int, height: int, shape: tuple[int, int], zoom: float = 1.0) -> Roi:
     """Return the centre of `roi` in a picture of width x height, with the aspect ratio of `shape` (width, height).
 
-    With a `zoom` of 1 the centre extends to both edges of one axis; a larger zoom shows less: 256/224 corresponds to a
-    resize to 256 and a crop of 224. Raises InvalidInput if the roi is outside the picture.
+    With a `zoom` of 1, the centre extends to both edges of one axis. A larger zoom gives a smaller part: 256/224 is the
+    same as a resize to 256 and a crop of 224. Raises InvalidInput if the roi is outside the picture.
     """
     window = crop_window(roi, width, height)
     x1, y1, x2, y2 = (0, 0, width, height) if window is None else window.region

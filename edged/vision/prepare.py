@@ -1,14 +1,14 @@
 """Writes a picture into a slice of an input tensor, in as few passes over memory as OpenCV and numpy allow.
 
-The picture is split into uint8 planes, and each plane is converted straight into the tensor. This was measured for a
-1280x720 picture and an FP32 tensor [3, 640, 640] on one core. It takes a tenth of the time of `cv2.dnn.blobFromImage`.
-It takes half the time of a transposing numpy multiply, because channels are reordered as bytes, not as floats of four
-bytes. Padding is filled, never converted. OpenCV and numpy convert to FP16 slowly, so a lookup table of the 256
-possible values converts in one pass.
+The picture is split into uint8 planes, and each plane is converted directly into the tensor. Measured for a 1280x720
+picture and an FP32 tensor [3, 640, 640] on one core, this takes a tenth of the time of `cv2.dnn.blobFromImage`, and
+half the time of a transposing numpy multiply, because channels are reordered as bytes, not as floats of four bytes.
+Padding is filled, never converted. OpenCV and numpy convert to FP16 slowly, so a lookup table of the 256 possible
+values converts in one pass.
 
-`resize_center` resizes as Pillow and torchvision do: each pixel of the result is the weighted mean of all source pixels
-that it covers. OpenCV's linear interpolation reads four pixels at any scale, and its area interpolation weighs all
-pixels equally. Pillow's weights form a triangle, and classifiers are trained on pictures that Pillow resized. Source:
+`resize_center` resizes as Pillow and torchvision do, because classifiers are trained on pictures that Pillow resized:
+each pixel of the result is the mean of all source pixels that it covers, with weights that form a triangle. OpenCV's
+linear interpolation reads four pixels at any scale, and OpenCV's area interpolation weighs all pixels equally. Source:
 `precompute_coeffs` in Pillow's Resample.c, Resize and CenterCrop in torchvision.
 """
 
@@ -34,7 +34,7 @@ _TURNS = {90: cv2.ROTATE_90_CLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTATE_90_C
 
 
 class Preparer:
-    """Prepares pictures for one input. Calls reuse buffers: use it from one thread at a time."""
+    """Prepares pictures for one input. Calls reuse buffers: use a `Preparer` from one thread at a time."""
 
     def __init__(self, preprocess: Preprocess) -> None:
         self.preprocess = preprocess
@@ -89,9 +89,10 @@ class Preparer:
             )
 
     def reduction(self, width: int, height: int, roi: Roi | None = None) -> float:
-        """Return the largest factor by which `decode_reduced` may reduce a picture of width x height without making it
-        smaller than the model's input needs. A reduction moves boxes slightly, so the factor is 1 if the model's
-        settings do not allow it. It is also 1 for a tilted region, whose sides would no longer have whole pixels.
+        """Return the largest factor by which `decode_reduced` may reduce a picture of width x height, so that the
+        picture still has the pixels that the model's input needs. A reduction moves boxes slightly, so the factor is 1
+        unless the model's settings allow reductions. The factor is also 1 for a tilted region, because the sides of a
+        reduced region would not have whole pixels.
 
         Safe to call from other threads. Raises InvalidInput like `prepare`.
         """
@@ -164,7 +165,7 @@ class Preparer:
         if image.shape[:2] == (height, width):
             return image
         target = self._scaled[: height * width * 3].reshape(height, width, 3)
-        # OpenCV allocates another array if it cannot use `target`, so use the returned one.
+        # OpenCV allocates another array if it cannot use `target`, so the returned array is used.
         return cast(Image, cv2.resize(image, (width, height), target, interpolation=cv2.INTER_LINEAR))
 
     def _fill_planes(self, planes: Array, rows: slice, columns: slice) -> None:
@@ -192,7 +193,7 @@ class Preparer:
             self._values.convert(buffers[channel], planes[channel], channel)
 
     def _separate(self, scaled: Image, planes: list[Plane]) -> None:
-        """Fill the given planes, in the model's channel order, in place."""
+        """Write the channels into `planes`, in the model's channel order."""
         match self.preprocess.color:
             case "gray":
                 cv2.cvtColor(scaled, cv2.COLOR_BGR2GRAY, planes[0])
@@ -215,8 +216,8 @@ class Preparer:
 
 
 def _upright(image: Image, window: TiltedWindow, step: int) -> Image:
-    """Cut a tilted window out of a picture that was decoded at 1/step of its size, and return the window upright. Parts
-    of the window beyond the picture repeat the picture's edge."""
+    """Cut a tilted window out of a picture that was decoded at 1/step of its size, and return the window upright.
+    Pixels of the window outside the picture repeat the picture's edge."""
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     found = cv2.warpAffine(image, window.sampling(step), window.turned, flags=flags, borderMode=cv2.BORDER_REPLICATE)
     return cast(Image, found)
@@ -260,12 +261,12 @@ def _as_uint16(values: Array) -> Any:
 
 
 _Floats = npt.NDArray[np.float32]
-_ROWS = 16  # rows of the result per matrix product, few enough that most of its weights are not zero
+_ROWS = 16  # rows of the result per matrix product; with more rows, most weights of a product would be zero
 
 
 class _Band(NamedTuple):
-    """Weights for some rows of the result. Rows `first` to `last` - 1 are the product of `weights` and the source rows
-    that begin at `start`."""
+    """Weights for some rows of a resized picture. Rows `first` to `last` - 1 of the result are the product of `weights`
+    and the source rows that begin at `start`."""
 
     first: int
     last: int
@@ -274,9 +275,8 @@ class _Band(NamedTuple):
 
 
 def resize_center(picture: Image, width: int, height: int, zoom: float = 1.0) -> Image:
-    """Resize a picture, uint8 [h, w, 3], so that it covers `zoom` times width x height, and crop the centre to width x
-    height. A `zoom` below 1 counts as 1.
-    """
+    """Resize a picture, uint8 [h, w, 3], so that the picture covers `zoom` times width x height, and crop the centre to
+    width x height. A `zoom` below 1 counts as 1."""
     zoom = max(zoom, 1.0)
     down, across = picture.shape[:2]
     ratio = max(round(width * zoom) / across, round(height * zoom) / down)
@@ -307,8 +307,8 @@ def _rounded(values: _Floats) -> Image:
 
 @lru_cache(64)  # sizes of several cameras
 def _bands(size: int, resized: int, skipped: int, kept: int) -> tuple[_Band, ...]:
-    """Return the weights for resizing `size` pixels to `resized` pixels. Of the result, the first `skipped` pixels are
-    left out and only the next `kept` are computed."""
+    """Return the weights for resizing `size` pixels to `resized` pixels. The weights leave out the first `skipped`
+    pixels of the result, and compute only the next `kept` pixels."""
     scale = size / resized
     support = max(scale, 1.0)
     centres = (np.arange(skipped, skipped + kept) + 0.5) * scale

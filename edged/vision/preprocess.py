@@ -1,6 +1,6 @@
 """How pictures are preprocessed for a model's input: size, layout, colours, fit and normalisation.
 
-Sources, in increasing order of precedence: the input's shape and datatype, the detector family (or a default for models
+The sources are, in increasing order of precedence: the input's shape and datatype, the family (or a default for models
 without a family), and the model's settings `preprocess.*`.
 """
 
@@ -28,20 +28,20 @@ MAX_PIXELS = 1 << 26  # of an input: 8192 x 8192, which is 768 MiB of FP32
 # Mean and standard deviation of ImageNet's pixels, RGB in 0..1.
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
 IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
-# Those with which CLIP was trained.
+# Mean and standard deviation with which CLIP was trained.
 CLIP_MEAN: Triple = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
 
-# The input of Hugging Face's exports, which leave even the number of channels open.
+# The name of the input in Hugging Face's exports, which can leave even the number of channels open.
 _OPEN_CHANNELS = "pixel_values"
 
 
 class Preprocess(msgspec.Struct, frozen=True):
     """How BGR uint8 pixels become one input.
 
-    value = (pixel * scale - mean[c]) / std[c], c in the model's channel order; UINT8 and INT32 inputs get unchanged
+    value = (pixel * scale - mean[c]) / std[c], c in the model's channel order. UINT8 and INT32 inputs get unchanged
     pixels. Width and height are in pixels. `pad` is a pixel value (0..255) before scale and mean. For `zoom` see
-    `placement.place`. `antialias` resizes center crops as Pillow does; `reduce` allows decoding a large JPEG at a
+    `placement.place`. `antialias` resizes center crops as Pillow does. `reduce` allows decoding a large JPEG at a
     fraction of its size.
     """
 
@@ -96,10 +96,10 @@ def _as_picture(spec: TensorSpec) -> PictureInput | None:
         return None
     datatype = cast(Datatype, spec.datatype)
     _, second, third, fourth = spec.shape
-    # TensorFlow models take pixels as INT32 [N, H, W, 3]. An INT32 input of another layout is rather a mask or indices.
+    # TensorFlow models take pixels as INT32 [N, H, W, 3]. An INT32 input of another layout is likely a mask or indices.
     if datatype == "INT32" and (second in (1, 3) or fourth != 3):
         return None
-    # Channels first is checked first: no model has an input 1 or 3 pixels wide.
+    # NCHW is checked first: no NHWC model has an input 1 or 3 pixels high.
     if second in (1, 3):
         return PictureInput(spec.name, datatype, "NCHW", second, _size(fourth), _size(third))
     if fourth in (1, 3):
@@ -116,8 +116,8 @@ def _size(dim: Dim) -> int | None:
 def input_size(
     picture: PictureInput, settings: Mapping[str, str], exported: tuple[int, int] | None = None
 ) -> tuple[int, int] | None:
-    """Return (width, height). Each side is from the first source that has it: the model's fixed size, the settings, the
-    exporter's metadata. Return None if a side is unknown. Raises ConfigError if a setting contradicts the model."""
+    """Return (width, height), or None if a side is unknown. Each side is from the first source that has this side: the
+    model's fixed size, the settings, the exporter's metadata. Raises ConfigError if a setting contradicts the model."""
     width = keys.integer(settings, "preprocess.width", 1, MAX_SIDE)
     height = keys.integer(settings, "preprocess.height", 1, MAX_SIDE)
     for key, wanted, fixed in (
@@ -143,8 +143,8 @@ def preprocess_for(
 
     The preprocessing is None if edged cannot feed pictures to the model. `exported` is the (width, height) in the
     exporter's metadata. `feed` has the fields of `Preprocess` that the model's family sets. By default pictures are
-    stretched, RGB (gray for one channel) and in 0..1 (0..255 for integer inputs). Raises ConfigError if a key of
-    `preprocess.*` is unknown, even if the model takes no pictures, or if a value is invalid.
+    stretched, RGB (gray for one channel) and in 0..1 (0..255 for integer inputs). Raises ConfigError for a key that
+    `settings.check` refuses, even if the model takes no pictures, and for an invalid value.
     """
     keys.check(settings)
     picture, reason = find_picture(inputs)

@@ -2,9 +2,9 @@
 
     prompts = "a cat [49406 320 2368 49407], a photo of a dog [49406 320 1125 539 320 1929 49407]"
 
-Users write only the texts. `edged models add`, `edged models set` and `edged inspect` add the ids from the tokenizer
-next to the model (`edged.engines.prompts`). So a served model needs no tokenizer, and the setting always shows the text
-to which the ids belong.
+Users write only the texts. `edged models add`, `edged models set` and `edged inspect` add the ids with the tokenizer
+next to the model (`edged.engines.prompts`). So a served model needs no tokenizer, and the setting always shows each
+text with its ids.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EXAMPLE = "write a text, or a text and its token ids: a cat [49406 320 2368 494
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A text and its token ids, with the ids of the start and end tokens. `tokens` is empty if the ids are not known
+    """A text and its token ids, including those of the start and end tokens. `tokens` is empty if the ids are not known
     yet."""
 
     text: str

@@ -1,4 +1,4 @@
-"""Converts detections to Roboflow's inference JSON. The package `supervision` reads this JSON with
+"""Converts detections to Roboflow's inference JSON. The package `supervision` reads detections from this JSON with
 `Detections.from_inference`, and keypoints with `KeyPoints.from_inference`."""
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _Prediction = TypedDict(
 
 
 class RoboflowPrediction(_Prediction, total=False):
-    """One prediction of the JSON. `points` is a mask's outer contour or an oriented box's corners. `nested` is a field
-    that edged adds: what a pipeline's second model says about this prediction."""
+    """One prediction of the JSON. `points` is the outer contour of the mask, or the corners of the oriented box. edged
+    adds the field `nested`, the answer of a pipeline's second model about this prediction."""
 
     points: list[RoboflowPoint]
     keypoints: list[RoboflowKeypoint]
@@ -64,8 +64,8 @@ def roboflow(
 ) -> RoboflowResult:
     """Convert detections in a picture of width x height pixels to the fields of the JSON.
 
-    x and y are the box's centre; lengths are in pixels of the original picture. Detection ids are new uuid4s. The name
-    of a keypoint is its number. Raises ValueError if the masks do not have the size of the picture.
+    x and y are the centre of the box. All lengths are in pixels of the original picture. Detection ids are new uuid4s.
+    The name of a keypoint is its number. Raises ValueError if the masks do not have the size of the picture.
     """
     trackers = detections.tracker_ids
     predictions: list[RoboflowPrediction] = []

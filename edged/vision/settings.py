@@ -26,14 +26,14 @@ SOUND = tuple(f"sound.{k}" for k in ("rate", "window", "hop"))
 UNPREFIXED = ("family", "names", "prompts")
 KNOWN = (*UNPREFIXED, *PREPROCESS, *THRESHOLDS, *DECODE, *SOUND)
 
-METADATA_PREFIX = "edged."  # of settings in the metadata of an ONNX file, as `edged export` writes them
+METADATA_PREFIX = "edged."  # prefix of settings that `edged export` writes into the metadata of an ONNX file
 VISION_PREFIXES = ("preprocess.", "thresholds.", "decode.", "sound.")
 _MOST_UNKNOWN, _MOST_SHOWN = 5, 60  # the most unknown keys that an error names, and the most characters of a value
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def check(settings: Mapping[str, str]) -> None:
-    """Raise ConfigError if keys under the prefixes of this module are unknown; the message names them in one line."""
+    """Raise ConfigError if keys below `VISION_PREFIXES` are unknown. The message names these keys in one line."""
     unknown = [key[:_MOST_SHOWN] for key in settings if key.startswith(VISION_PREFIXES) and key not in KNOWN]
     if len(unknown) == 1:
         raise ConfigError(f"unknown setting {unknown[0]!r}; {nearest(unknown[0], KNOWN)}")
@@ -44,13 +44,13 @@ def check(settings: Mapping[str, str]) -> None:
 
 
 def from_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the known settings in a model's metadata, without the prefix `edged.` of their keys."""
+    """Return the known settings in a model's metadata. The keys are without the prefix `edged.`."""
     found = {key[len(METADATA_PREFIX) :]: value for key, value in metadata.items() if key.startswith(METADATA_PREFIX)}
     return {key: value for key, value in found.items() if key in KNOWN}
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: the known key that is closest to a word, or all known keys if no key is
+    """Return the end of an error message: the known key that is closest to `word`, or all known keys if no key is
     close."""
     offered = tuple(known)
     return _close(word, offered) or f"known: {', '.join(offered)}"
@@ -69,8 +69,8 @@ def choice(settings: Mapping[str, str], key: str, offered: tuple[str, ...]) -> s
 
 
 def number(settings: Mapping[str, str], key: str, low: float = -math.inf, high: float = math.inf) -> float | None:
-    """Read a finite decimal number or a fraction such as 1/255, in low..high; None if not set. Raises ConfigError for
-    other values."""
+    """Return a setting that is a decimal number or a fraction such as 1/255, in low..high; None if not set. Raises
+    ConfigError for other values."""
     value = settings.get(key)
     return None if value is None else _number(key, value, low, high)
 
@@ -95,8 +95,8 @@ def boolean(settings: Mapping[str, str], key: str) -> bool | None:
 
 
 def triple(settings: Mapping[str, str], key: str) -> tuple[float, float, float] | None:
-    """Read three comma-separated numbers, or one for all channels; None if not set. Raises ConfigError for other
-    values."""
+    """Return a setting of three comma-separated numbers, or of one number for all channels; None if not set. Raises
+    ConfigError for other values."""
     value = settings.get(key)
     if value is None:
         return None
@@ -109,8 +109,8 @@ def triple(settings: Mapping[str, str], key: str) -> tuple[float, float, float] 
 
 
 def rows(settings: Mapping[str, str], key: str) -> tuple[tuple[float, ...], ...] | None:
-    """Read rows of pairs of positive numbers; None if not set. Commas separate numbers, semicolons separate rows.
-    Raises ConfigError for other values."""
+    """Return a setting of rows, each with pairs of numbers above 0 and up to 65536; None if not set. Commas separate
+    numbers, semicolons separate rows. Raises ConfigError for other values."""
     value = settings.get(key)
     if value is None:
         return None
@@ -128,8 +128,8 @@ def rows(settings: Mapping[str, str], key: str) -> tuple[tuple[float, ...], ...]
 
 
 def words(settings: Mapping[str, str], key: str) -> tuple[str, ...] | None:
-    """Read comma-separated words, without the spaces around them; None if not set. Raises ConfigError if a word is
-    empty."""
+    """Return the comma-separated words of a setting, without the spaces around each word; None if not set. Raises
+    ConfigError if a word is empty."""
     value = settings.get(key)
     if value is None:
         return None

@@ -1,14 +1,14 @@
 """Signatures: patterns for the names and shapes of a model's tensors, and the points that a tensor gets for a match.
 
-These are examples of signatures. Inputs are written only if they matter:
+Examples of signatures, with or without inputs:
 
     scores [N, P, slots], boxes [N, P, 4]
     images, orig_target_sizes [N, 2] -> labels [N, Q], boxes [N, Q, 4], scores [N, Q]
     input_ids, ... -> logits [N, L, V], present*, ...
 
-- Without a name, a tensor may have any name; without brackets, any shape. `[]` is a scalar. `a|b` is one of two names.
-  `a?`: the name is usually `a`, but any other name is possible, too. `a*` stands for one or more tensors whose names
-  begin with `a`. `...` at the end allows further tensors.
+- A tensor without a name in the signature may have any name, and a tensor without brackets any shape. `[]` is a scalar.
+  `a|b` is one of two names. `a?`: the name is usually `a`, but any other name is possible, too. `a*` stands for one or
+  more tensors whose names begin with `a`. `...` at the end allows further tensors. Without `->`, inputs do not matter.
 - `N` is the batch, which is not compared. `H` and `W` are the sides of the picture, `H/8` is a side of a grid, rounded
   up. `cells` counts the cells of all grids of strides 8, 16 and 32. `cells64` and `cells128` also count the grids of
   larger strides, up to 64 and 128. `cells/8` counts only the grid of stride 8.
@@ -42,8 +42,8 @@ Values: TypeAlias = dict[str, int]  # the numbers that words stand for
 
 
 class DimPattern(msgspec.Struct, frozen=True):
-    """One dimension: `add + times * symbol / over`. Without a symbol it is the number `add`. `scale`, if set, is a word
-    that replaces the factor `times`."""
+    """One dimension: `add + times * symbol / over`. Without a symbol, the dimension is `add`. `scale`, if set, is a
+    word that replaces the factor `times`."""
 
     add: int = 0
     times: int = 1
@@ -60,8 +60,8 @@ class DimPattern(msgspec.Struct, frozen=True):
         return None if base is None or scale is None else self.add + scale * base
 
     def points(self, actual: Dim, values: Values) -> int | None:
-        """Return the points for the dimension `actual` if it matches, otherwise None. Record in `values` the number
-        that a new word stands for."""
+        """Return the points for the dimension `actual` if it matches, otherwise None. If the pattern has a word that is
+        not in `values`, add the word with its number."""
         if isinstance(actual, str) or self.symbol == _BATCH:
             return 0
         known = self.value(values)
@@ -84,8 +84,8 @@ class DimPattern(msgspec.Struct, frozen=True):
 
 
 class TensorPattern(msgspec.Struct, frozen=True):
-    """One tensor of a signature. `names` are the names that it can have, empty for any name. `is_usual`: other names
-    are possible, too. `is_start`: the pattern stands for all tensors whose names begin with one of `names`. `dims` is
+    """One tensor of a signature. `names` are the possible names, empty for any name. If `is_usual`, other names are
+    possible, too. If `is_start`, the pattern stands for all tensors whose names begin with one of `names`. `dims` is
     None if the shape does not matter."""
 
     names: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class TensorPattern(msgspec.Struct, frozen=True):
         return total
 
     def shape(self, values: Mapping[str, int]) -> str:
-        """Return the shape as text. Dimensions that follow from the size of the picture are numbers, others are as
+        """Return the shape as text: dimensions that follow from the size of the picture as numbers, others as
         written."""
         shown = []
         for written, dim in zip(self.text.split(","), self.dims or (), strict=False):
@@ -151,7 +151,7 @@ def patterns(*texts: str) -> tuple[Signature, ...]:
 
 
 def needs(known: Signature) -> str:
-    """Return a signature as written, without names such as `a?`, cut to a length that fits in a line."""
+    """Return a signature as written, without names such as `a?`, shortened to one line."""
     text = _USUAL.sub("", known.text)
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT].rpartition(', ')[0]}, ..."
 

@@ -1,7 +1,7 @@
 """Prepares sound for models: converts bytes to samples, and cuts a stream of samples into windows. Pure.
 
-Samples are mono. In memory they are float32 in -1..1. On the wire they are float32, too, or 16-bit integers, which are
-divided by 32768.
+Samples are mono. In memory, samples are float32 in -1..1. On the wire, samples are float32 or 16-bit integers, which
+are divided by 32768.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _MOST_SECONDS = 600  # of one frame; a longer recording is sent as a stream
 
 
 class State(msgspec.Struct, frozen=True):
-    """A tensor that a model passes from one window to the next. The input gets zeros in the first window, then the
-    output of the window before."""
+    """A tensor that a model passes from one window to the next. In the first window, the input gets zeros. After that,
+    the input gets the output of the previous window."""
 
     input: str
     output: str
@@ -62,8 +62,8 @@ class Sound(msgspec.Struct, frozen=True):
         return {self.input: self.shape, **{state.input: state.shape for state in self.states}, **rate}
 
     def inputs(self, samples: Floats, states: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the inputs of one inference. `samples` are [context + window]. `states` maps inputs to their states; a
-        missing state is zeros."""
+        """Return the inputs of one inference. `samples` are [context + window]. `states` maps names of inputs to their
+        states; a missing state is zeros."""
         found: dict[str, Array] = {self.input: samples.reshape(self.shape)}
         for state in self.states:
             kept = states.get(state.input)
@@ -80,7 +80,8 @@ class Sound(msgspec.Struct, frozen=True):
 def samples_of(data: bytes | memoryview, form: str, rate: int) -> Floats:
     """Convert little-endian bytes to samples, float32 [n]. `form` is "s16" or "f32".
 
-    Raises InvalidInput if the bytes are not a whole number of samples, are not finite, or last longer than ten minutes.
+    Raises InvalidInput if the bytes are not a whole number of samples, if a sample is not finite, or if the sound is
+    longer than ten minutes.
     """
     dtype = _DTYPES[form]
     if len(data) % dtype.itemsize:
@@ -101,7 +102,7 @@ class Windows:
     def __init__(self, sound: Sound) -> None:
         self._sound = sound
         self._held: Floats = np.zeros(sound.context, np.float32)
-        self._new = 0  # samples in `_held` that no window has had
+        self._new = 0  # number of samples in `_held` that were in no window yet
 
     def feed(self, samples: Floats) -> list[Floats]:
         """Add samples. Return the windows that are full now, each [context + window], in order."""

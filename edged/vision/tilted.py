@@ -1,4 +1,4 @@
-"""A tilted rectangle of a picture, which is turned upright for a model, and the mapping of points in both directions.
+"""A tilted rectangle of a picture, which a model gets upright, and the mapping of points in both directions.
 
 Coordinates are continuous, in pixels of the picture as sent: 0 is the left edge of the first pixel.
 """
@@ -13,18 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 Corner: TypeAlias = tuple[float, float]
-# Top left, top right, bottom right, bottom left of the rectangle once it is upright.
+# Top left, top right, bottom right and bottom left of the upright rectangle.
 Corners: TypeAlias = tuple[Corner, Corner, Corner, Corner]
 
 _Points: TypeAlias = npt.NDArray[np.float32]
 
 
 class TiltedWindow(msgspec.Struct, frozen=True):
-    """A tilted rectangle of a picture. The model gets it upright.
+    """A tilted rectangle of a picture. The model gets the rectangle upright.
 
-    The upright window has `width` x `height` pixels. Its upper left corner is at `left` and `top` in the picture. One
-    pixel to the right in the window is a step of `right` (x, y) in the picture; one pixel down is a step of `down`.
-    `picture` is the width and height of the picture, to which answers are clipped.
+    The upright window has `width` x `height` pixels. The upper left corner of the window is at `left`, `top` in the
+    picture. One pixel to the right in the window is a step of `right` (x, y) in the picture; one pixel down is a step
+    of `down`. `picture` is the width and height of the picture, to which answers are clipped.
     """
 
     left: float
@@ -58,7 +58,7 @@ class TiltedWindow(msgspec.Struct, frozen=True):
 
     @property
     def region(self) -> tuple[int, int, int, int]:
-        """x1, y1, x2, y2 of the smallest upright part of the picture that contains the window."""
+        """x1, y1, x2, y2 of the smallest axis-aligned part of the picture that contains the window."""
         corners = np.array(((0, 0), (self.width, 0), (0, self.height), (self.width, self.height)), np.float32)
         low, high = self.to_picture(corners).min(axis=0), self.to_picture(corners).max(axis=0)
         (x1, y1), (x2, y2) = np.floor(low).astype(int).tolist(), np.ceil(high).astype(int).tolist()
@@ -89,8 +89,8 @@ class TiltedWindow(msgspec.Struct, frozen=True):
         return np.concatenate((inverse, -shift[:, None]), axis=1)
 
     def boxes_to_picture(self, boxes: _Points) -> _Points:
-        """Convert boxes xyxy, float32 [n, 4], in the upright window to the smallest boxes in the picture that contain
-        them. Return a new array, clipped to the picture. An inverted or empty box stays empty."""
+        """Convert boxes xyxy, float32 [n, 4], in the upright window to the smallest axis-aligned boxes in the picture
+        that contain these boxes. Return a new array, clipped to the picture. An inverted or empty box stays empty."""
         x1, y1, x2, y2 = boxes.T
         corners = self.to_picture(np.stack((x1, y1, x2, y1, x2, y2, x1, y2), axis=1).reshape(-1, 4, 2))
         width, height = self.picture
@@ -111,10 +111,11 @@ def upright(corners: npt.NDArray[np.float32], rotation: int = 0) -> Corners:
     """Return the corners of a tilted rectangle clockwise from its top left. `corners` [4, 2] are in order around the
     rectangle, in either direction.
 
-    "Top left" refers to the picture after a clockwise turn by `rotation`, which is 0, 90, 180 or 270 degrees. The
-    returned coordinates are those before this turn. The top of the rectangle is the most nearly horizontal side that
-    has the inside of the rectangle below it. So a rectangle is turned by at most 45 degrees more, and text in it stays
-    as readable as in the turned picture. The result does not depend on which corner the model names first.
+    "Top left" refers to the picture after a clockwise turn by `rotation`, which is 0, 90, 180 or 270 degrees; the
+    returned coordinates are those before this turn. The top of the rectangle is the side that is the most nearly
+    horizontal and has the inside of the rectangle below it. So the rectangle is turned by at most 45 degrees more, and
+    text in the rectangle stays as readable as in the turned picture. The result does not depend on which corner comes
+    first in `corners`.
     """
     turn = {0: (1, 0), 90: (0, 1), 180: (-1, 0), 270: (0, -1)}[rotation]
     cos, sin = turn

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# Arrays are numpy's; this file does not import it.
+# numpy arrays by name. The type is Any, because this file does not import numpy.
 Arrays = dict[str, Any]
 
 
@@ -21,11 +21,11 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """The user's request. `source` is a path or a name; for `timm:NAME` it is NAME.
+    """The user's request. `source` is a path, or a name without its prefix: NAME of `timm:NAME`.
 
-    `weights`: a file with the weights, empty for none. `imgsz`: height and width of pictures in pixels, None if not
-    given. `dynamic`: "batch" and "size" name the dimensions to leave open. `half`: whether to export float16. `trust`:
-    whether a file that contains code may be loaded. `scratch`: a folder for files.
+    `weights` is the path of a file with weights, or empty. `imgsz` is the height and width of pictures in pixels, or
+    None. `dynamic` can contain "batch" and "size", the dimensions to leave open. `half` asks for float16. `trust`
+    permits loading a file that contains code. `scratch` is a folder for temporary files.
     """
 
     source: str
@@ -39,8 +39,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Input:
-    """An input: its numpy dtype, and its shape for one picture or row. `open` maps the position of each
-    open dimension to a name for it."""
+    """An input of a model: its numpy dtype, and its shape for one picture or row. `open` maps the axis of each open
+    dimension to the name of this dimension."""
 
     dtype: str
     shape: Sequence[int]
@@ -53,11 +53,11 @@ class Loaded:
 
     `framework` names the packages with versions. `settings` are edged's settings for the model (docs/models.md). `ways`
     are the names of the ways to export, such as "dynamo" and "torchscript", in the order in which they are tried.
-    `export(out, opset, way)` writes the file, with the framework's own opset if `opset` is None.
+    `export(out, opset, way)` writes the ONNX file to `out`. If `opset` is None, the framework chooses the opset.
 
-    `answer` returns the framework's outputs, in the order and with the names of the file's outputs. `layers` returns a
-    sample of each layer's output under the key "module|shape", in the order of execution. It is None if the exporter
-    does not support this.
+    `answer` returns the framework's outputs in the order of the file's outputs. `layers` returns a sample of each
+    layer's output under the key "module|shape", in the order of execution. `layers` is None if the exporter cannot
+    sample layers.
     """
 
     framework: str

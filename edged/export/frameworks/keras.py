@@ -83,7 +83,8 @@ class _Model:
 
 
 def _shape(spec: Any, request: Request) -> list:
-    """Return the shape for one picture or row. Open sizes of pictures become those of --imgsz, or 224."""
+    """Return the shape for one picture or row. An open height or width becomes that of --imgsz, or 224. Raises Refused
+    if another dimension is open."""
     shape = [1 if axis == 0 and size is None else size for axis, size in enumerate(spec.shape)]
     height, width = request.imgsz or (224, 224)
     if len(shape) == 4:  # pictures [N, height, width, channels]

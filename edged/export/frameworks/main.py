@@ -1,9 +1,8 @@
 """Runs in the user's Python: loads a model, exports it, and computes the framework's answers. `edged/export/child.py`
 starts it.
 
-Each line of standard input is a request, and each line of the answer channel is the answer to a request; both are JSON
-objects. The answer channel is the original standard output. Because frameworks print to standard output, file
-descriptor 1 is then redirected to standard error.
+Each line of standard input is a request, a JSON object. Each answer is a JSON object on one line of the original
+standard output. File descriptor 1 is redirected to standard error, because frameworks print to standard output.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class _Worker:
 
         with np.load(inputs, allow_pickle=False) as given:
             found = what({name[1:]: given[name] for name in given.files})
-        # Numbered, because the names of outputs may not be valid names of files.
+        # The arrays are numbered, because names of outputs may be invalid as names of files in the archive.
         np.savez(outputs, **{str(number): value for number, value in enumerate(found.values())})
         return {"names": list(found)}
 

@@ -44,7 +44,7 @@ class _Detector:
     def loaded(self) -> Loaded:
         names = self._made.class_names
         names = [names[key] for key in sorted(names)] if isinstance(names, dict) else list(names or ())
-        is_right = len(names) == self._classes and not any("," in each for each in names)  # else they are COCO's
+        is_right = len(names) == self._classes and not any("," in each for each in names)
         settings = {"names": ",".join(names)} if is_right else {}
         opened = {0: "batch"} if "batch" in self._request.dynamic else {}
         if "size" in self._request.dynamic:
@@ -67,7 +67,7 @@ class _Detector:
     def answer(self, inputs: Arrays) -> Arrays:
         if self._plain is None:
             self._plain = copy.deepcopy(self._made.model.model).eval()
-            self._plain.export()  # makes it return tensors, and keep the positions of patches for one size
+            self._plain.export()  # the model then returns tensors, and has position embeddings for one input size
         with torch.no_grad():
             found = self._plain(torch.from_numpy(inputs["input"]))
         tensors = [each for each in found if isinstance(each, torch.Tensor)]

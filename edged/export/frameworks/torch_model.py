@@ -1,7 +1,7 @@
 """Exports a torch module with torch's own exporters, and computes its answers, for all frameworks based on torch.
 
-torch 2.5 and newer have two exporters. The newer one ("dynamo") may write another opset than the requested one, and
-only log this. The older one ("torchscript") writes the requested opset. Both are tried.
+torch 2.5 and newer have two exporters, and edged tries both. The newer exporter ("dynamo") may write another opset than
+the requested one, and only log this. The older exporter ("torchscript") writes the requested opset.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from edged_frameworks.contract import Arrays, Input, Loaded, Refused, Request
 
-_SAMPLED = 4096  # elements of a layer's output
+_SAMPLED = 4096  # the most elements that are kept of a layer's output
 DYNAMO, TORCHSCRIPT = "dynamo", "torchscript"
 
 
@@ -33,8 +33,8 @@ def load(
     keep: Sequence[str] = (),
 ) -> Loaded:
     """Prepare a module that takes one picture [N, 3, height, width], or the inputs in its attribute `example_inputs`.
-    `size` is the usual height and width. `keep`: the outputs to keep if the module returns a mapping; empty keeps all
-    tensors."""
+    `size` is the height and width if the request gives none. If the module returns a mapping, `keep` names the outputs
+    to keep; if `keep` is empty, all tensors are kept."""
     module = module.float().eval()
     example = getattr(module, "example_inputs", None)
     if isinstance(example, torch.Tensor):
@@ -108,15 +108,15 @@ def fill(module: torch.nn.Module, path: str) -> torch.nn.Module:
 
 
 def classes_in(path: str, usual: int) -> int:
-    """Return the number of classes of a classifier's weights: the number of rows of the last layer, or `usual` if the
-    file has no layers."""
+    """Return the number of classes of a classifier: the number of rows of the last tensor in the file with at least two
+    dimensions, or `usual` if no tensor has two dimensions."""
     rows = [value.shape[0] for value in read_weights(path).values() if value.ndim >= 2]
     return int(rows[-1]) if rows else usual
 
 
 class Flat(torch.nn.Module):
-    """Returns a module's tensors as a tuple, since ONNX files have no mappings. After a call, `names` has the names of
-    the tensors."""
+    """Returns a module's tensors as a tuple, because an ONNX file cannot return a mapping. After a call, `names` has
+    the names of the tensors."""
 
     def __init__(self, model: torch.nn.Module, keep: Sequence[str]) -> None:
         super().__init__()
@@ -199,8 +199,8 @@ class _Model:
                 torch.onnx.export(self._flat, arguments, out, dynamic_axes=axes or None, **options)
         own = os.path.abspath(sys.path[0])
         for each in warned:
-            # A trace has only the branches that its example took. Only the user's own files count: in libraries, such
-            # branches mostly check sizes.
+            # A trace contains only the branches that the example took. Branches in libraries are accepted, because they
+            # mostly check sizes.
             if "Python boolean" in str(each.message) and os.path.abspath(each.filename).startswith(own + os.sep):
                 raise Refused(
                     f"{os.path.basename(each.filename)}:{each.lineno} has a branch that depends on a tensor's value,"

@@ -1,5 +1,5 @@
 """Checkpoints of Ultralytics (`.pt`): detect, segment, pose, obb, classify. Ultralytics' own exporter writes the file,
-with metadata that edged reads; the file is compared with the model as it was before the export.
+with metadata that edged reads. The file is compared with the model as it was before the export.
 
 Only classes that Ultralytics knows are loaded from the checkpoint (ULTRALYTICS_SAFE_LOAD), never other code.
 """
@@ -82,7 +82,7 @@ class _Ultralytics:
         self._shapes = [list(each.shape) for each in found if isinstance(each, torch.Tensor)]
 
     def answer(self, inputs: Arrays) -> Arrays:
-        """Return, for each output of the file, the framework's tensor of the same shape."""
+        """Return, for each output of the file, the framework's tensor of the same shape, apart from the batch."""
         with torch.no_grad():
             found = list(self._plain(torch.from_numpy(inputs["images"]).float()))
         answers = {}

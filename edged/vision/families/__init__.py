@@ -1,2 +1,2 @@
-"""Families of models; related families are in one file. `contract` defines what a family is, and `decoding` has the
-steps that families share."""
+"""Families of models. Related families are in one file. `contract` has the interface of a family, and `decoding` has
+the steps that families share."""

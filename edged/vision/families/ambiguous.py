@@ -1,4 +1,4 @@
-"""A rule for shapes that several families have: it names the families and does not guess."""
+"""A rule for shapes that several families have. The rule names these families and chooses none."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def ambiguous_shape(evidence: Evidence) -> Claim | None:
 
 
 def _ambiguous_rows(evidence: Evidence, output: TensorSpec) -> Claim | None:
-    """Like `ambiguous_shape`, but only for an output [1, rows, columns]: a detection in each row, the box first, and at
-    least 6 columns."""
+    """Like `ambiguous_shape`, but only for an output [1, rows, columns] with at least 6 columns. Each row is a
+    detection, and begins with the box."""
     _, rows, columns = output.shape
     if not isinstance(columns, int) or columns < 6 or columns == evidence.cells():
         return None

@@ -1,17 +1,18 @@
 """Anomaly detection of anomalib: PatchCore, PaDiM, STFPM, EfficientAD and its other models.
 
 Version 2 puts preprocessing and postprocessing into the graph. Input `input` [N, 3, H, W] FP32, RGB in 0..1; height and
-width can be open, because the graph resizes. Outputs, of which a model may lack some: `pred_score` [N] or [N, 1],
-`pred_label` BOOL, `anomaly_map` [N, 1, h, w], `pred_mask` BOOL. The graph rescales the score and the map to 0..1, so
-that the threshold found in training becomes 0.5. If a model has no `pred_score`, its score is the highest value of its
-map. `pred_label` is the result of comparing the score with the threshold that was chosen in the export.
+width can be open, because the graph resizes. Outputs: `pred_score` [N] or [N, 1], `pred_label` BOOL, `anomaly_map`
+[N, 1, h, w], `pred_mask` BOOL; a model can lack some of them. The graph rescales the score and the map to 0..1, so that
+the threshold found in training becomes 0.5. If a model has no `pred_score`, the score is the highest value of the map.
+`pred_label` is the result of comparing the score with the threshold that was chosen in the export.
 
-Version 1 has the same input, which the graph resizes. Its `output` is either the map in the model's own scale,
-[N, 1, h, w], or the score, [N]. The score of a map is its highest value. Thresholds are in metadata.json next to the
-file (see `edged.models.anomalib`). If a model of version 1 has several outputs, the exporter names only the first of
-them, so edged reads only `output`. Version 0 exported the same tensors but normalised pixels outside the graph.
+Version 1 has the same input, which the graph resizes. `output` is either the map in the model's own scale,
+[N, 1, h, w], or the score, [N]. If `output` is the map, the score is the highest value of the map. Thresholds are in
+metadata.json next to the file (see `edged.models.anomalib`). If a model of version 1 has several outputs, the exporter
+names only the first output, so edged reads only `output`. Version 0 exported the same tensors but normalised pixels
+outside the graph.
 
-If the model crops the centre of the picture in the graph, its map covers only this centre; the file does not say so.
+If the graph crops the centre of the picture, the map covers only this centre; the file does not say so.
 
 Source: open-edge-platform/anomalib: components/base/export_mixin, post_processing/post_processor.py, pre_processing,
 data/dataclasses/torch/base.py (commit b723368); deploy/export.py, deploy/inferencers/openvino_inferencer.py and
@@ -35,7 +36,7 @@ from edged.vision.placement import Fit, Placement
 from edged.vision.signatures import patterns
 
 _SCORE, _LABEL, _MAP, _MASK = "pred_score", "pred_label", "anomaly_map", "pred_mask"
-_BOTH = "score and map"  # the form with two outputs; a form with one output has the name of this output
+_BOTH = "score and map"  # the form with two outputs; the forms with one output are `_SCORE` and `_MAP`
 _OUTPUT = "output"
 
 
@@ -55,8 +56,8 @@ class Anomalib(ContentFamily, frozen=True):
     score_range = (-math.inf, math.inf)
 
     def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Anomaly:
-        """See `ContentFamily.content`. A score that is not finite as float32 counts as 0. Values of the map that are
-        not finite count as its lowest finite value."""
+        """See `ContentFamily.content`. A score that is not finite as float32 counts as 0. Map values that are not
+        finite count as the lowest finite value of the map."""
         first, last = self.reading.outputs[0], self.reading.outputs[-1]
         heat = None if self.reading.form == _SCORE else _heat(outputs, last, index)
         if heat is not None and self.reading.form == _MAP:

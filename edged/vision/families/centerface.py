@@ -15,7 +15,7 @@ Input `input.1` [N, 3, H, W] FP32, RGB, 0..255, sides a multiple of 32. The outp
 The model without landmarks has the first three outputs, named `535`, `536`, `537`. This form is known from the source
 only.
 
-The published file declares an input of ten pictures of 32 x 32 pixels, although it accepts other numbers and sizes.
+The published file declares an input of ten pictures of 32 x 32 pixels, but accepts other numbers and sizes.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _NAMES = (("537", "538", "539", "540"), ("535", "536", "537"))
 
 
 class CenterFace(Family, frozen=True):
-    """CenterFace; see the module. Keypoints have no score of their own.
+    """CenterFace; see the module. The model gives no scores of keypoints, so keypoints get score 1.
 
-    As in the source, a box that begins left of the input or above it is first moved to the input's edge, together with
-    its landmarks, and then cut at the right and lower edges. The source's NMS counts a box as one pixel wider and
-    higher than it is; edged's NMS does not.
+    As in the source, a box that begins left of or above the input is first moved to the input's edge, together with its
+    landmarks, and then cut at the right and lower edges. The source's NMS adds one pixel to the width and height of a
+    box; edged's NMS does not.
     """
 
     name = "centerface"
@@ -102,8 +102,8 @@ class CenterFace(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Return an undecided claim that names the family, because other detectors of centres have the same shapes, but
-        other units."""
+        """Return an undecided claim that names the family: other detectors of centres have the same shapes, but other
+        units."""
         channels = tuple(spec.shape[1] for spec in evidence.outputs if len(spec.shape) == 4)
         if channels != _CHANNELS or cls.claim(evidence, "") is None:
             return None

@@ -1,13 +1,13 @@
 """Image classifiers: one output [N, classes], with logits or probabilities.
 
-Outputs of a Softmax or Sigmoid in the graph are used as they are; a softmax is applied to all other outputs. The
+Outputs of a Softmax or Sigmoid in the graph are used as they are; edged applies a softmax to all other outputs. The
 setting `decode.activation` overrides this. The choice does not depend on the values of a frame, so that scores of
-different frames can be compared. There is one exception: if the graph is unknown, values from 0 to 1 count as
+different frames can be compared. The exception is a model with an unknown graph: values from 0 to 1 then count as
 probabilities. An embedding has the same shape, so a model is claimed only if its file or its settings show that the
-output is classes.
+output has classes.
 
 With a sigmoid, in the graph or by the setting, classes are independent: a picture can have several labels, or no label.
-All labels with a score of at least 0.5 are returned.
+By default, all labels with a score of at least 0.5 are returned, at most 300.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _row(evidence: Evidence) -> TensorSpec | None:
 
 
 def _are_probabilities(row: Floats) -> bool:
-    """Whether all finite values are in 0..1. Then they count as probabilities, if the model's graph is unknown."""
+    """Whether all finite values are in 0..1, so that they count as probabilities if the model's graph is unknown."""
     finite = row[np.isfinite(row)]
     return bool(finite.min() >= 0 and finite.max() <= 1)
 

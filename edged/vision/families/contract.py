@@ -1,14 +1,14 @@
 """The interface of a family of models: rules that recognise a model, and a decoder of its outputs.
 
 A family is a class with the signatures of its tensors, its preprocessing, and two methods. `claim` matches a model's
-tensors. `decode` returns detections, or `content` returns what the model says about the whole picture. `FastestDet` is
-a short example. The optional rules `by_metadata`, `by_names` and `by_shape` of each family are listed in
-`edged.vision.family`. A rule gets `Evidence` and returns a `Claim`, or None if it does not apply. If the setting
-`family` names the family, `claim` is called without any rule.
+tensors. The other method is `decode`, which returns detections, or `content`, which returns an answer about the whole
+picture. `FastestDet` is a short example. A family can also have the rules `by_metadata`, `by_names` and `by_shape`,
+which `edged.vision.family` lists. A rule gets `Evidence` and returns a `Claim`, or None if the rule does not apply. If
+the setting `family` names the family, no rule is applied: `claim` is called directly.
 
 Families of other packages fulfil the same contract (docs/third-party-families.md). Such a class names the version of
-the contract that it was written for: `contract = 1`. Increase `CONTRACT` only if a correct family of the version before
-would no longer work. Do not increase it for additions that old families can ignore.
+the contract that it was written for: `contract = 1`. Increase `CONTRACT` only if a correct family of the previous
+version would no longer work. Do not increase it for additions that old families can ignore.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ CONTRACT = 1
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Which tensors are decoded, and their layout: plain data, part of the recognition.
+    """The tensors that are decoded, and their layout. Plain data, part of the recognition.
 
-    `outputs` are in the family's own order. `form` is one of the family's layouts, if it has several. `keypoints` is
+    `outputs` are in the family's own order. `form` names the layout, if the family has several layouts. `keypoints` is
     (number of keypoints per detection, number of values per keypoint). `anchors` are width, height, width, ... in input
     pixels, a row for each scale.
 
-    `is_list`: rows are sorted by score, or their number varies, so row i of two engines need not match. `dense` names
-    outputs of such a model that can still be compared row by row, such as mask prototypes. `is_suppressed`: the graph
-    also drops duplicates or weak detections. `classes` is the number of classes in the tensors; 0 if unknown. `unclip`
-    is how much the rectangles of `DbNet` are enlarged.
+    If `is_list`, rows are sorted by score, or their number varies, so rows with the same number in the answers of two
+    engines need not match. `dense` names outputs of such a model that can still be compared row by row, such as mask
+    prototypes. If `is_suppressed`, the graph also drops duplicates or weak detections. `classes` is the number of
+    classes in the tensors; 0 if unknown. `unclip` is the factor for enlarging the rectangles of `DbNet`.
 
-    The family can fill further inputs besides that of the picture. `extras` has their names, and their shapes for one
+    A family can fill inputs other than the picture. `extras` has the names of such inputs, and their shapes for one
     picture. `constants` has the names and rows of INT64 inputs [rows, columns] with the same values for every picture,
     such as the token ids of prompts. A model with constants gets one picture at a time.
     """
@@ -64,22 +64,22 @@ class Reading(msgspec.Struct, frozen=True):
 
     @property
     def exact(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the inputs in `extras` and `constants`, by name, if the model has `constants`. Such a model
-        gets one picture at a time, so the shapes are fixed. Empty for other models, whose shapes depend on the number
-        of pictures."""
+        """The shapes of the inputs in `extras` and `constants` by name, if the model has `constants`: it then gets one
+        picture at a time, so the shapes are fixed. Empty for other models: their shapes depend on the number of
+        pictures."""
         if not self.constants:
             return {}
         shapes = {name: (1, *shape) for name, shape in self.extras}
         return shapes | {name: (len(rows), len(rows[0])) for name, rows in self.constants}
 
     def width(self, besides: int) -> Size:
-        """Return the number of values per detection: one per class, and `besides` others. If the number of classes is
-        unknown, return a range."""
+        """Return the number of values per detection: one per class, and `besides` other values. If the number of
+        classes is unknown, return a range."""
         return besides + self.classes if self.classes else at_least(besides + 1)
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """The facts from which the family of a model that takes pictures is recognised."""
+    """The facts about a model that takes pictures, from which rules recognise the family of the model."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -96,8 +96,8 @@ class Evidence(msgspec.Struct, frozen=True):
         return Tensors.of(self.inputs, self.outputs, self.size)
 
     def cells(self, strides: tuple[int, ...] = (8, 16, 32)) -> int | None:
-        """Return the number of grid cells at these strides, which is the number of predictions of an anchor-free
-        detector; None if the input size is unknown."""
+        """Return the number of grid cells at these strides; None if the input size is unknown. An anchor-free detector
+        has one prediction for each of these cells."""
         if self.size is None:
             return None
         width, height = self.size
@@ -121,8 +121,8 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def flat_list(self) -> TensorSpec | None:
-        """Return the only output if it is [M, 7] and may have a row per detection. Return None if the file declares
-        exactly one row, because a classifier has such an output."""
+        """The only output, if it is [M, 7] and may have a row per detection. None if the file declares exactly one row,
+        because a classifier has such an output."""
         output = self.only_output
         if output is None or len(output.shape) != 2 or output.shape[1] != 7 or output.shape[0] == 1:
             return None
@@ -130,8 +130,8 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def may_be_classes(self) -> bool:
-        """Whether the output [M, 7] may be seven classes per picture. This is so if the file declares as many rows as
-        pictures. If the graph has a NonMaxSuppression operator, the output is a list of detections instead."""
+        """Whether an output [M, 7] may be seven classes per picture: the file declares as many rows as pictures, and
+        the graph has no NonMaxSuppression operator, which would make a list of detections."""
         output = self.only_output
         if output is None or "NonMaxSuppression" in (self.operators or ()):
             return False
@@ -139,15 +139,14 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A rule's verdict: the family, or None for "known, but not decoded" or "undecided", and the reason.
+    """A rule's verdict: the reason, and the family, or None for "known, but not decoded" and for "undecided".
 
-    `classes` is the number of class slots, if the shape shows it. It includes the `background` slots that come first,
-    but not background slots at the end. `names` are names of the classes, used if neither the file nor the settings
-    have names. `thresholds` replace the default thresholds of the family, if the default does not suit this form.
+    `classes` is the number of class slots, or None if the shape does not show it. The number includes the `background`
+    slots that come first, but not background slots at the end. `names` are the names of the classes if neither the file
+    nor the settings have names. `thresholds` replace the family's default thresholds if these do not suit this form.
+    `sound` says how a model that takes sound is fed.
 
-    `sound` is how the model is fed if it takes sound.
-
-    Without a family: `between` are the families that the setting `family` can choose, and `kind` is the kind of a model
+    Without a family, `between` are the families that the setting `family` can choose, and `kind` is the kind of a model
     whose tensors are not decoded (see `edged.vision.kinds`).
     """
 
@@ -186,7 +185,7 @@ class Opened(msgspec.Struct, frozen=True):
 
     contract: ClassVar[int]  # the version of this contract; only families of other packages name it
     name: ClassVar[str]
-    signatures: ClassVar[tuple[Signature, ...]]  # one for each form; only to find similar families: `claim` decides
+    signatures: ClassVar[tuple[Signature, ...]]  # one for each form; only to find similar families
     feed: ClassVar[Feed] = {"fit": Fit.LETTERBOX}  # how pictures are fed; see `preprocess.preprocess_for`
     thresholds: ClassVar[Thresholds] = Thresholds()
     score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the setting thresholds.score
@@ -199,13 +198,13 @@ class Opened(msgspec.Struct, frozen=True):
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
-        """Match a model by its tensors only; `reason` says why this family is asked. Return None if the tensors do not
-        fit. If a setting is missing, return a claim without a family whose reason names the setting."""
+        """Match a model by its tensors only. `reason` says why edged tries this family, and begins the reason of the
+        claim. Return None if the tensors do not fit. If a setting is missing, return a claim that has no family, and
+        names the setting in its reason."""
         raise NotImplementedError
 
     def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
-        """Return the tensors of the inputs that the family fills besides the picture, as a mapping from input names.
-        The batch has a picture for each of `placements`.
+        """Return the tensors of the inputs in `own_inputs`, by name. The batch has a picture for each of `placements`.
 
         The first dimension is len(placements) for an input in `Reading.extras`, and len(placements) times the number of
         rows for an input in `Reading.constants`. Most models have no such inputs.
@@ -216,7 +215,7 @@ class Opened(msgspec.Struct, frozen=True):
 class Family(Opened, frozen=True):
     """Decodes detections from a model's outputs."""
 
-    # Whether a picture may have no detection even with a threshold of 0, because boxes are not cells or rows.
+    # Whether even a threshold of 0 may give no detection, because detections are not cells or rows of an output.
     may_find_nothing: ClassVar[bool] = False
 
     def grid(self, stride: int) -> tuple[int, int]:
@@ -226,12 +225,12 @@ class Family(Opened, frozen=True):
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         """Return detections of picture `index` of the batch, in pixels of the original picture, best score first.
 
-        `outputs` maps names to the model's tensors, batch first. The tensors are not modified or kept.
+        `outputs` maps names to the model's tensors, batch first. This method does not modify or keep the tensors.
         """
         raise NotImplementedError
 
     def boxes(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """Like `decode`, but return only boxes, scores and classes if the rest would cost much more."""
+        """Like `decode`, but a family may leave out fields that cost much more than boxes, scores and classes."""
         return self.decode(outputs, index, placement, thresholds)
 
     @property
@@ -245,14 +244,14 @@ class Family(Opened, frozen=True):
 
 
 class ContentFamily(Opened, frozen=True):
-    """Decodes what a model says about the whole picture."""
+    """Decodes a model's answer about the whole picture."""
 
     def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Content:
-        """Return the content of picture `index` of the batch. Maps cover the original picture without the padding of
-        the input. If the model was shown only a part of the picture, maps cover the part and have its `box` (see
-        `families.maps`).
+        """Return the content of picture `index` of the batch. A map covers the original picture, without the padding of
+        the input. If the model got only a part of the picture, the map covers this part, and its field `box` is the
+        part (see `families.maps`).
 
-        `outputs` maps names to the model's tensors, batch first. The tensors are not modified or kept.
+        `outputs` maps names to the model's tensors, batch first. This method does not modify or keep the tensors.
         """
         raise NotImplementedError
 
@@ -281,8 +280,8 @@ def may_be(shape: tuple[Dim, ...], *sizes: int | None) -> bool:
 
 
 def suppressed_list(outputs: tuple[str, ...], form: str) -> Reading:
-    """Return the reading of outputs that hold a list of detections, on which the graph did the NMS. `outputs` and
-    `form` are as in `Reading`."""
+    """Return the reading of a list of detections, if the graph does the NMS. `outputs` and `form` are as in
+    `Reading`."""
     return Reading(outputs, form, is_list=True, is_suppressed=True)
 
 
@@ -291,7 +290,6 @@ def not_decoded(what: str) -> Claim:
 
 
 def undecided(what: str, *families: str) -> Claim:
-    """Return a claim that names several `families` but chooses none, so that the user chooses with the setting
-    `family`. Later `recognise` removes the families that do not accept the model, and names the others in the
-    reason."""
+    """Return a claim without a family, which lets the user choose one of `families` with the setting `family`. Later
+    `recognise` removes the families that do not accept the model, and names the others in the reason."""
     return Claim(None, what, between=families)

@@ -3,7 +3,7 @@
 Input `images` [N, 3, H, W] FP32. Two outputs, of which the first is named `output`: scores [N, A, C] after the sigmoid,
 and boxes [N, A, 4] xyxy in input pixels. Both have a row for each grid cell at the strides 8, 16, 32. No NMS. With
 `--end2end` the tensors have the names and shapes of YOLOv7's end-to-end exports. So edged takes such a model for a
-YOLOv7, which needs other preprocessing. Set family=damo-yolo to prepare pictures as in DAMO-YOLO's training.
+YOLOv7, and prepares pictures for a YOLOv7. Set family=damo-yolo to prepare pictures as in DAMO-YOLO's training.
 
 Pictures are stretched; pixels are RGB in 0..255, neither scaled nor normalised.
 

@@ -4,8 +4,8 @@ Sources: PaddlePaddle/PaddleOCR: tools/infer/predict_det.py (commit 026f96b) and
 (commit 06f5904). The defaults are those of version 2.7: threshold 0.3 for pixels and 0.6 for lines, enlargement 1.5,
 and no dilation. The score of a line is the mean probability in its rectangle. The package rapidocr instead uses the
 threshold 0.5 for lines and the enlargement 1.6, and dilates the map. rapidocr normalises pixels with mean 0.5 and
-deviation 0.5. On PP-OCRv6_det_small.onnx of rapidocr 3.10.0 and the PP-OCRv4 model of rapidocr-onnxruntime 1.4.4 the
-lines and scores equal those of rapidocr's postprocessing, and corners differ by less than two pixels. docTR:
+deviation 0.5. On PP-OCRv6_det_small.onnx of rapidocr 3.10.0 and the PP-OCRv4 model of rapidocr-onnxruntime 1.4.4,
+edged's lines and scores equal those of rapidocr's postprocessing, and corners differ by less than two pixels. docTR:
 models/detection/differentiable_binarization/pytorch.py of mindee/doctr (commit 0375ee8); its models return logits and
 were not tried.
 
@@ -14,10 +14,10 @@ code, with mean and deviation of red and blue exchanged. Output [N, 1, H, W] FP3
 to the inner part of a line. Each connected part above 0.3 is replaced by the smallest rectangle around it, which is
 then enlarged by area * unclip / perimeter on each side.
 
-The authors enlarge a polygon with round corners in whole pixels (pyclipper) and take the smallest rectangle around it;
-edged enlarges the rectangle itself, so that its sides differ by at most a pixel of the input. The authors round the
-corners to pixels of the picture, edged does not. They shrink a picture whose longer side is above 960 pixels to 960;
-edged fits all pictures into one size, by default 960 x 960.
+The authors enlarge a polygon with round corners in whole pixels (pyclipper) and take the smallest rectangle around the
+polygon. edged enlarges the rectangle itself; the sides differ from the authors' by at most a pixel of the input. The
+authors round the corners to pixels of the picture, edged does not. The authors shrink a picture whose longer side is
+above 960 pixels to 960; edged fits all pictures into one size, by default 960 x 960.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from edged.vision.signatures import patterns
 _INSIDE = 0.3  # probability above which a pixel is text
 _UNCLIP = 1.5
 _MOST = 1000  # parts that are examined, as in the source
-_LEAST_PART, _LEAST_BOX = 3, 5  # pixels of the input: shorter side before and after the enlargement
+_LEAST_PART, _LEAST_BOX = 3, 5  # input pixels of the shorter side, before and after the enlargement
 _LEAST_SIDE = 4  # pixels of the picture
 _MULTIPLE = 32  # of the input's sides
 _LOGITS = "logits"
@@ -85,7 +85,7 @@ class DbNet(Family, frozen=True):
             return None
         if size is not None and any(side % _MULTIPLE for side in size):
             if None not in (evidence.picture.width, evidence.picture.height):
-                return None  # no setting changes the size
+                return None  # the model fixes the size
             what = f"an input of {size[0]} x {size[1]}: both sides must be multiples of {_MULTIPLE}"
             return Claim(None, f"a DB detector of text cannot have {what}; set preprocess.width and preprocess.height")
         unclip = keys.number(evidence.settings, "decode.unclip", 0, 10)
@@ -115,8 +115,8 @@ class _Parts(NamedTuple):
 
 
 def _parts(chances: Floats, least: float) -> _Parts:
-    """Return the smallest rectangle around each connected part of a map [H, W], if the mean probability in the
-    rectangle is above `least`. The outline of a hole counts as a part, as in the source."""
+    """Return the smallest rectangle around each connected part of a map [H, W]. Leave out rectangles in which the mean
+    probability is at most `least`. The outline of a hole counts as a part, as in the source."""
     import cv2  # imported here, because the daemon imports families without decoding
 
     rectangles, scores = [], []

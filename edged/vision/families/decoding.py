@@ -1,7 +1,9 @@
-"""The steps that families share: check output tensors, select candidates, suppress them, map them to the picture.
+"""The steps that families share: check output tensors, select candidates, suppress duplicates, map boxes to the
+picture.
 
-A model file can leave sizes open or declare them wrongly, and runtimes return whatever the graph computes. A tensor of
-unexpected shape is never decoded as boxes. Values that are not finite, and boxes far outside any input, are dropped.
+A model file can leave sizes open or declare them wrongly, and a runtime returns the tensors that the graph computes. So
+a tensor of unexpected shape is refused. Detections with values that are not finite, or far outside any input, are
+dropped.
 """
 
 from __future__ import annotations
@@ -34,17 +36,17 @@ _NUMBERS = "efdilq"
 
 
 class Thresholds(msgspec.Struct, frozen=True):
-    """Which detections are returned: those whose score is above `score`, and whose IoU with each better detection of
-    the same class is at most `iou`.
+    """Which detections are returned: the best `max_detections` whose score is above `score`, and whose IoU with each
+    better detection of the same class is at most `iou`.
 
     The defaults are those of `yolo predict` (0.25, 0.7, 300), so that a model returns the same detections as in the
     ultralytics package. A lower `iou` such as 0.45 gives fewer duplicates but loses neighbours in a crowd.
 
     If the model's graph includes the NMS, edged applies `iou` only if `class_agnostic` is set, and then to boxes of all
     classes. A classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0, or
-    300 and 0.5 if a picture has several labels. An embedding gets a name if its similarity is at least `score`. A
-    picture is anomalous if its anomaly score, in the model's own scale, is at least `score`. A text recogniser returns
-    an empty text if its score is below `score`; the default is 0.
+    300 and 0.5 if a picture can have several labels. An embedding gets a name if its similarity is at least `score`. A
+    picture is anomalous if its anomaly score, in the model's own scale, is at least `score`. A text whose score is
+    below `score` is returned as an empty text; the default is 0.
     """
 
     score: float = 0.25
@@ -58,8 +60,8 @@ def at_least(size: int) -> Size:
 
 
 def checked_tensor(outputs: Outputs, name: str, *sizes: Size) -> Array:
-    """Return the numeric tensor `name`. Raises EngineUnusable if it is missing, not numeric, or of another shape than
-    `sizes`, which has a number or a range for each axis."""
+    """Return the tensor `name`. `sizes` has a number or a range for each axis. Raises EngineUnusable if the tensor is
+    missing, is not numeric, or has another shape."""
     found = outputs.get(name)
     if found is None:
         raise EngineUnusable(f"the engine did not return output {name}; set family=raw to get the returned outputs")
@@ -70,7 +72,7 @@ def checked_tensor(outputs: Outputs, name: str, *sizes: Size) -> Array:
 
 def picture_tensor(outputs: Outputs, name: str, index: int, *sizes: Size) -> Array:
     """Return the part of a batched tensor that belongs to picture `index`. `sizes` are the sizes of this part. Raises
-    EngineUnusable if the picture is missing, or if `checked_tensor` raises it for the tensor."""
+    EngineUnusable like `checked_tensor`, and if the tensor has no picture `index`."""
     found = checked_tensor(outputs, name, ANY, *sizes)
     if index >= len(found):
         raise _unexpected(name, found, (at_least(index + 1), *sizes))
@@ -137,7 +139,7 @@ def _size_text(size: Size) -> str:
 
 
 class Candidates(NamedTuple):
-    """n detections with boxes in input pixels, and the numbers [n] of their rows in the output."""
+    """n detections with boxes in input pixels. `rows` [n] are the numbers of their rows (or cells) in the output."""
 
     found: Detections
     rows: Rows
@@ -165,8 +167,8 @@ def to_detections(
 
 
 def select_candidates(boxes: Array, scores: Array, class_ids: Array, score: float) -> Candidates:
-    """Select the rows whose score is above `score`, in no particular order, and at most the best `MAX_CANDIDATES`. The
-    arrays are as for `to_detections`."""
+    """Return the rows whose score is above `score`, in no particular order; of more than `MAX_CANDIDATES` rows, the
+    best. Drop rows with invalid values. The arrays are as for `to_detections`."""
     rows = np.flatnonzero(np.greater(scores, score))
     if len(rows) > MAX_CANDIDATES:
         rows = rows[best_first(scores[rows].astype(np.float32), MAX_CANDIDATES)]
@@ -180,8 +182,7 @@ def to_keypoint_detections(
 
     Boxes, scores and `needs_nms` are as for `to_detections`. Points are [n, k, 2], x and y in input pixels, or
     [n, k, 3] with a score; keypoints without a score get score 1. `k` is 0 if the model has no keypoints. Keypoints may
-    lie outside the picture. A detection is dropped if a keypoint is NaN, infinite, or farther out than any input
-    reaches.
+    lie outside the picture. A detection is dropped if one of its keypoints is NaN, infinite, or far outside any input.
     """
     offered = select_candidates(boxes, scores, np.zeros(len(scores)), thresholds.score)
     points = points[offered.rows]
@@ -201,10 +202,9 @@ def select_cells(table: Array, classes: int, score: float) -> Candidates:
     """Select detections from a table with a column per grid cell, [4 + classes + more, A]: cx, cy, w, h in input
     pixels, a score per class, and further values.
 
-    Returns the cells whose best score is above `score`, in no particular order. Each cell is returned once, with its
-    best class. At most the best `MAX_CANDIDATES` cells are returned. Cells with a NaN score or an invalid box are
-    dropped. The whole table is never transposed or copied, because boxes are needed for only some dozens of its
-    thousands of columns.
+    Returns the cells whose best score is above `score`, each with its best class, in no particular order. Of more than
+    `MAX_CANDIDATES` cells, only the best are returned. Cells with a NaN score or an invalid box are dropped. The whole
+    table is never transposed or copied, because only some dozens of its thousands of columns are needed.
     """
     scores = table[4 : 4 + classes]
     best = _best_scores(scores)
@@ -219,8 +219,8 @@ def select_cells(table: Array, classes: int, score: float) -> Candidates:
 
 
 def best_hits(scores: Array, score: float) -> tuple[Rows, Rows]:
-    """Return the rows and columns of the values above the score in a matrix; at most the best `MAX_CANDIDATES`."""
-    # A flat search takes a third of the time of one by rows and columns.
+    """Return the rows and columns of the values above `score` in a matrix; at most the best `MAX_CANDIDATES`."""
+    # A search in the flat matrix takes a third of the time of a search by rows and columns.
     found = np.flatnonzero(np.greater(scores, score))
     if len(found) > MAX_CANDIDATES:
         found = found[best_first(scores.reshape(-1)[found].astype(np.float32), MAX_CANDIDATES)]
@@ -228,13 +228,12 @@ def best_hits(scores: Array, score: float) -> tuple[Rows, Rows]:
 
 
 def _best_scores(scores: Array) -> Floats:
-    """Return the best score of each column of [classes, A]; NaN if a column contains NaN. For FP16, a NaN with the sign
-    bit counts as a negative value instead.
+    """Return the best score of each column of [classes, A]; NaN if a column contains NaN. In FP16, a NaN with the sign
+    bit counts as a negative value.
 
-    numpy compares FP16 value by value, forty times slower than integers, so bit patterns are compared as integers. As
-    integers, the patterns of values of at least 0 have the order of the values, and NaN is above all of them. The
-    patterns of negative values are negative integers in reverse order. This does not matter, because such values are
-    below any threshold.
+    numpy compares FP16 values one by one, forty times slower than integers, so the bit patterns are compared as
+    integers. The patterns of values from 0 up have the order of the values, and NaN is above them. The patterns of
+    negative values are negative integers in reverse order, which does not matter: such values are below any threshold.
     """
     if scores.dtype == np.float16:
         return cast(Floats, scores.view(np.int16).max(axis=0).view(np.float16))
@@ -252,7 +251,7 @@ def suppress(offered: Candidates, thresholds: Thresholds, *, needs_nms: bool) ->
     """Drop boxes without an area. Apply the NMS if `needs_nms` or `class_agnostic` is set. Return at most
     `max_detections` candidates, the best score first."""
     most = thresholds.max_detections
-    # Inverted and empty boxes must not suppress others.
+    # Inverted and empty boxes must not suppress other boxes.
     there = with_area(offered.found.boxes)
     if len(there) < len(offered.rows):
         offered = offered.select(there)
@@ -285,18 +284,18 @@ def corners(centred: Floats) -> Floats:
 def best_class(scores: Floats) -> tuple[Floats, Rows]:
     """Return the best score of each row of [n, classes], and the class of this score. The score is NaN if the row
     contains NaN."""
-    class_ids = scores.argmax(axis=1)  # argmax returns a NaN if there is one
+    class_ids = scores.argmax(axis=1)  # argmax returns the index of NaN if the row has NaN
     return scores[np.arange(len(scores)), class_ids], class_ids
 
 
 def sigmoid(values: Floats) -> Floats:
-    """Return 1 / (1 + exp(-x)) without overflow; NaN for infinity, whose sigmoid would look like a valid score."""
+    """Return 1 / (1 + exp(-x)) without overflow. Return NaN for infinity, because 0 or 1 would look like a score."""
     scores: Floats = np.tanh(values * np.float32(0.5)) * np.float32(0.5) + np.float32(0.5)
     return np.where(np.isfinite(values), scores, np.float32(np.nan))
 
 
 def softmax(values: Floats) -> Floats:
-    """Return the softmax along the last axis; NaN for rows with NaN or positive infinity."""
+    """Return the softmax along the last axis; NaN for rows with NaN, positive infinity or only negative infinity."""
     with np.errstate(invalid="ignore"):
         powers: Floats = np.exp(values - values.max(axis=-1, keepdims=True))
         shares: Floats = powers / powers.sum(axis=-1, keepdims=True)

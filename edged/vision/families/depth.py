@@ -1,7 +1,7 @@
 """Models that estimate the depth of each place of one picture.
 
-One output [N, H, W], [N, 1, H, W] or [N, H, W, 1] covers the input. The file does not say what its numbers mean. Only a
-setting, or config.json next to the file (see `edged.models.huggingface`), says this:
+One output [N, H, W], [N, 1, H, W] or [N, H, W, 1] covers the input. The file does not say what the numbers mean. The
+setting `family` says this, or config.json next to the file (see `edged.models.huggingface`):
 
 - `depth`: inverse depth without a scale; larger numbers are nearer. MiDaS, DPT, Depth Anything v1 and v2
 - `depth-metric`: metres from the camera. ZoeDepth, GLPN, UniDepth, the metric models of Depth Anything v2
@@ -11,9 +11,9 @@ Only UniDepth is recognised, by its outputs `depth`, `depth_ssi` and `confidence
 Pictures are stretched, RGB, normalised as for ImageNet. DPT, its Hugging Face exports and ZoeDepth want
 `preprocess.mean` and `preprocess.std` 0.5. MiDaS 2.1, as its authors export it, normalises in the graph: set
 `preprocess.mean` to 0 and `preprocess.std` to 1. The authors resize by cubic interpolation and keep the picture's
-aspect ratio, with sides that are multiples of 14 (Depth Anything, UniDepth) or 32 (MiDaS, DPT, ZoeDepth). A fixed input
-is square in most files, and the exporters' own scripts feed it a stretched picture, too. If you export a model, choose
-an input of the cameras' aspect ratio.
+aspect ratio, with sides that are multiples of 14 (Depth Anything, UniDepth) or 32 (MiDaS, DPT, ZoeDepth). In most
+files, the input is fixed and square, and the exporters' own scripts also stretch the picture. If you export a model,
+choose an input of the cameras' aspect ratio.
 
 Sources: isl-org/MiDaS: hubconf.py (commit 1d3e36b), tf/make_onnx_model.py and tf/run_onnx.py (commit 8b4845f);
 DepthAnything/Depth-Anything-V2: depth_anything_v2/dpt.py (commit 2cbc36a), metric_depth/README.md (commit 222a5d0);
@@ -65,14 +65,14 @@ class RelativeDepth(ContentFamily, frozen=True):
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
-        """Claim the output whose name means depth. If there is no such output, claim the first map."""
+        """Claim the output with a name from `_NAMES`. If no output has such a name, claim the first map."""
         maps = [output.name for output in evidence.outputs if _is_one_map(output, evidence)]
         named = [name for name in _NAMES if name in maps]
         return Claim(cls.name, reason, Reading(tuple(named or maps)[:1])) if maps else None
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim UniDepth. For other outputs whose name means depth, suggest the families without a decision."""
+        """Claim UniDepth. For another output with a name from `_NAMES`, return an undecided claim with the families."""
         names = set(evidence.output_names)
         if names >= _UNIDEPTH:
             return MetricDepth.claim(evidence, "outputs depth, depth_ssi and confidence of UniDepth")

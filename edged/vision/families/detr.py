@@ -1,5 +1,5 @@
-"""Query-based detectors, which need no NMS: RT-DETR and relatives, as their own repositories and the ultralytics
-package export them, and RF-DETR."""
+"""Query-based detectors, which need no NMS: RF-DETR, and RT-DETR and relatives as exported by their own repositories
+and by the ultralytics package."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ class RtDetr(Family, frozen=True):
 
     Inputs `images` and `orig_target_sizes` INT64 [N, 2]; outputs `labels` [N, Q], `boxes` [N, Q, 4] and `scores`
     [N, Q], best first and without duplicates. The graph multiplies the boxes, xyxy in 0..1, by the sizes (width,
-    height). edged passes the input's own size, so that boxes are in input pixels as in all other families, and are
-    converted to the picture in one place. Source: `RTDETRPostProcessor` and `tools/export_onnx.py` of these
-    repositories.
+    height). edged passes the size of the input, so that boxes are in input pixels, as in all other families. Source:
+    `RTDETRPostProcessor` and `tools/export_onnx.py` of these repositories.
     """
 
     name = "rtdetr"
@@ -85,17 +84,17 @@ class RtDetr(Family, frozen=True):
 
 
 _BEST, _EACH = "best", "each"  # the best score and its class, or a score for each class
-_SIX_COLUMNS = (8, 4, 47)  # the first version that writes the best class only
+_SIX_COLUMNS = (8, 4, 47)  # the first version that writes only the best class
 
 
 class UltralyticsRtDetr(Family, frozen=True):
     """RT-DETR as exported by the ultralytics package.
 
-    One output of Q queries, boxes as cx, cy, w, h in 0..1 of the input. Since 8.4.47 it is [N, Q, 6]: box, score,
-    class. Before 8.4.47, it is [N, Q, 4 + classes]: box, and a score for each class, after the sigmoid. For two classes
-    both formats have six columns; only the version (or the setting `decode.scores`) distinguishes them. Since 8.4.85
-    the metadata names the head. In older exports, six columns are an RT-DETR's if the metadata has `end2end` and `nms`
-    and both are false.
+    One output of Q queries, boxes as cx, cy, w, h in 0..1 of the input. Since 8.4.47 the output is [N, Q, 6]: box,
+    score, class. Before 8.4.47, the output is [N, Q, 4 + classes]: box, and a score for each class, after the sigmoid.
+    For two classes, both formats have six columns; only the version (or the setting `decode.scores`) distinguishes
+    them. Since 8.4.85 the metadata names the head. In older exports, an output of six columns is an RT-DETR's if the
+    metadata has `end2end` and `nms` and both are false.
     """
 
     name = "rtdetr-ultralytics"
@@ -136,7 +135,7 @@ class UltralyticsRtDetr(Family, frozen=True):
 
 
 def _why_rtdetr(evidence: Evidence, output: TensorSpec) -> str | None:
-    """Return the reason why an export is recognised as RT-DETR; None if it is not recognised."""
+    """Return the reason why an export is recognised as RT-DETR; None if the export is not recognised."""
     meta, (_, rows, columns) = evidence.metadata, output.shape
     if meta.head is not None:
         return f"metadata head={meta.head}"
@@ -151,8 +150,8 @@ def _why_rtdetr(evidence: Evidence, output: TensorSpec) -> str | None:
 
 
 def _form(evidence: Evidence, output: TensorSpec) -> str | None:
-    """Return the layout of the scores. None if the output has six columns, and the last two may be either score and
-    class or two scores."""
+    """Return the layout of the scores. Return None if the output has six columns, or an open number of columns, and
+    neither metadata nor names show the layout."""
     meta, columns = evidence.metadata, output.shape[2]
     if isinstance(columns, int) and columns != 6:
         return _EACH
@@ -172,8 +171,8 @@ _COCO = 91
 class RfDetr(Family, frozen=True):
     """RF-DETR exports.
 
-    `dets` [N, Q, 4], cx, cy, w, h in 0..1 of the input, and `labels` [N, Q, C], one logit per class. Each logit has its
-    own sigmoid (never a softmax), and the best of all Q x C scores are kept, so that a query can return two classes. In
+    `dets` [N, Q, 4], cx, cy, w, h in 0..1 of the input, and `labels` [N, Q, C], one logit per class. A score is the
+    sigmoid of a logit (not a softmax), and the best of all Q x C scores are kept, so a query can return two classes. In
     models with custom classes the last slot is the background; models of COCO use all 91 slots. Source: `PostProcess`
     and `export` of its repository.
     """
@@ -215,9 +214,9 @@ class RfDetr(Family, frozen=True):
 
 
 def _background(evidence: Evidence, slots: int | str) -> str:
-    """Return which slot is the background. If the number of names is the number of slots or one less, it shows whether
-    there is a background slot. Otherwise, 91 slots mean a model of COCO, which has no background slot, and in other
-    models the last slot is the background."""
+    """Return `_LAST` if the last slot is the background, or `_NONE` if the model has no background slot. The number of
+    names decides this if it is the number of slots, or one less. Otherwise, a model with 91 slots is a model of COCO,
+    which has no background slot; other models have one."""
     names = keys.words(evidence.settings, "names") or evidence.metadata.names
     if names and slots in (len(names), len(names) + 1):
         return _NONE if slots == len(names) else _LAST

@@ -2,7 +2,7 @@
 API).
 
 - google/automl: input `image_arrays` UINT8 [N, H, W, 3], output `detections` [N, K, 7], a row per detection: number of
-  the picture, *yxyx* in pixels of the input, score, class. The graph normalises and does the NMS. tf2onnx appends `:0`.
+  the picture, *yxyx* in input pixels, score, class. The graph normalises and does the NMS. tf2onnx adds `:0` to names.
 - zylo117's PyTorch version: RGB normalised as for ImageNet, at the top left, padded with the mean. Three tables among
   the outputs, in this order: `regression` [N, A, 4] (dy, dx, log of the height, log of the width, relative to the
   anchor), `classification` [N, A, C] after the sigmoid, `anchors` [1, A, 4] yxyx in input pixels; without NMS. Other
@@ -101,7 +101,7 @@ class EfficientDet(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Suggest the family, without a decision, for three tables with nine anchors for each cell of five grids."""
+        """Return an undecided claim with the family for three tables with nine anchors for each cell of five grids."""
         tables, cells = _tables(evidence), evidence.cells((8, 16, 32, 64, 128))
         if tables is None or cells is None or tables[0].shape[1] != 9 * cells:
             return None

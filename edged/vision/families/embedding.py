@@ -1,9 +1,9 @@
-"""Embeddings: models whose output is a vector that is near the vectors of similar pictures.
+"""Embeddings: models that return a vector for a picture. Similar pictures have vectors that are near each other.
 
-An output [N, values] or [N, values, 1, 1] is the vector, which is scaled to length 1. If a vision transformer has an
+An output [N, values] or [N, values, 1, 1] is the vector, which edged scales to length 1. If a vision transformer has an
 output [N, tokens, values], the vector is the first token, the class token. A 2-D output can also be scores of classes,
-and the file does not say how its pictures must be preprocessed. So a model is claimed only if the name of an output
-shows that it is an embedding, or if `family` is set. config.json of Hugging Face sets `family` (see
+and the file does not say how pictures must be preprocessed. So a model is claimed only if the name of an output shows
+that the output is an embedding, or if `family` is set. config.json of Hugging Face sets `family` (see
 `edged.models.huggingface`).
 
 Sources: deepinsight/insightface (commit 7fadd42), python-package/insightface/model_zoo/arcface_onnx.py and
@@ -14,9 +14,9 @@ optimum/exporters/onnx/model_configs.py; xenova/transformers.js, scripts/extra/c
 transformers 5.24.0.
 
 The score of `thresholds` is the least similarity (the cosine of the angle) with which a vector gets a name from a
-gallery. The default is that of Immich for insightface's models (largest distance 0.5), of OpenCV's model zoo for SFace,
-and of StrongSORT in boxmot for OSNet (largest distance 0.2). No source has a value for the other families. No trained
-model was at hand to verify these families.
+gallery. The defaults are those of Immich for insightface's models (largest distance 0.5), of OpenCV's model zoo for
+SFace, and of StrongSORT in boxmot for OSNet (largest distance 0.2). No source has a value for the other families. No
+trained model was at hand to verify these families.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class GenericEmbedding(ContentFamily, frozen=True):
     has_class_token: ClassVar[bool] = True  # whether the first token of [N, tokens, values] stands for the picture
 
     def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Embedding:
-        """See `ContentFamily.content`. A vector with NaN or infinity becomes zeros, which are similar to nothing.
-        Raises EngineUnusable if the vector is too long for an embedding."""
+        """See `ContentFamily.content`. A vector with NaN or infinity becomes a vector of zeros, which is similar to no
+        vector. Raises EngineUnusable if the vector has more than `MOST_VALUES` values."""
         output = self.reading.outputs[0]
         if self.reading.form == _CLASS_TOKEN:
             vector = picture_tensor(outputs, output, index, AT_LEAST_ONE, AT_LEAST_ONE)[0]
@@ -97,9 +97,9 @@ class ArcFace(GenericEmbedding, frozen=True):
     """ArcFace and other face embeddings of insightface (w600k_r50, w600k_mbf, glintr100, ...).
 
     Input [N, 3, 112, 112] FP32, RGB, (pixel - 127.5) / 127.5; output [N, 512]. The authors turn and scale the face so
-    that eyes, nose and mouth are at fixed places, and fill the area outside the picture with black. edged shows the
-    model the picture or region as it is, which recognises fewer faces. Older models of insightface, from MXNet,
-    subtract and divide in the graph: they are of the family `sface`.
+    that eyes, nose and mouth are at fixed places, and fill the area outside the picture with black. edged feeds the
+    picture or region as it is, so fewer faces are recognised. Older models of insightface, from MXNet, normalise pixels
+    in the graph: they are of the family `sface`.
     """
 
     name = "arcface"
@@ -115,8 +115,8 @@ class ArcFace(GenericEmbedding, frozen=True):
 
 
 class SFace(GenericEmbedding, frozen=True):
-    """SFace of OpenCV's model zoo, and older models of insightface. They are fed like `ArcFace`, but RGB in 0..255,
-    because they normalise in the graph."""
+    """SFace of OpenCV's model zoo, and older models of insightface. Pictures are fed as for `ArcFace`, but in 0..255,
+    because the graph normalises pixels."""
 
     name = "sface"
     signatures = patterns("[N, 3, 112, 112] -> embedding? [N, values]")
@@ -160,9 +160,9 @@ class DinoV2(GenericEmbedding, frozen=True):
 
 
 def by_names(evidence: Evidence) -> Claim | None:
-    """Claim a model with an output whose name says that it is an embedding. Hugging Face's models with hidden states
-    differ in their preprocessing, so config.json or the setting `family` must name their family. A model with a second
-    input is not claimed, because it also takes texts, like a complete CLIP."""
+    """Claim a model with an output that has the name of an embedding. Hugging Face's models with hidden states differ
+    in their preprocessing, so config.json or the setting `family` must name the family. A model with a second input is
+    not claimed, because it also takes texts, like a complete CLIP."""
     outputs = {spec.name: spec for spec in evidence.outputs if _is_vector(spec, tokens=True)}
     if _LOGITS in evidence.output_names or len(evidence.inputs) > 1:
         return None
@@ -180,7 +180,7 @@ def by_names(evidence: Evidence) -> Claim | None:
 
 
 def suggested(evidence: Evidence) -> tuple[str, ...]:
-    """Return the families to suggest for a model whose only output may be an embedding; otherwise empty."""
+    """Return the families to suggest for a model whose only output may be an embedding; empty for other models."""
     output = evidence.only_output
     if output is None or not _is_vector(output, tokens=False):
         return ()

@@ -1,6 +1,6 @@
 """FastestDet, as its repository exports it.
 
-Input [1, 3, H, W] FP32. One output [1, 5 + C, H / 16, W / 16], whose channels are objectness, four values t0..t3 of the
+Input [1, 3, H, W] FP32. One output [1, 5 + C, H / 16, W / 16]. The channels are objectness, four values t0..t3 of the
 box, and the probability of each class. For the cell in column x and row y, the centre of the box is (x + tanh(t0), y +
 tanh(t1)) in units of cells. Its size is (sigmoid(t2), sigmoid(t3)) in 0..1 of the input. The score is objectness^0.6 *
 probability^0.4 of the best class. No NMS.
@@ -75,8 +75,8 @@ class FastestDet(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Suggest the family, without a decision, if the output is one grid of concatenated channels and the graph has
-        a Softmax: other networks may look the same."""
+        """Return an undecided claim with the family, if the output is one grid of concatenated channels and the graph
+        has a Softmax. Other networks may look the same."""
         claim, heads = cls.claim(evidence, ""), evidence.heads or {}
         if claim is None or claim.classes is None or "Softmax" not in (evidence.operators or ()):
             return None

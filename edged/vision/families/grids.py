@@ -27,11 +27,10 @@ def locate(rows: Rows, size: tuple[int, int], strides: tuple[int, ...]) -> tuple
 
 
 def cells_at(rows: Rows, across: int | Rows, per_cell: int = 1) -> Floats:
-    """Return, for each row of a table, the position (column, line) of its cell in a grid, [n, 2]. `rows` [n] are the
-    numbers of the table's rows.
+    """Return, for each of `rows`, the position (column, line) of its cell in a grid, [n, 2].
 
-    A line of the grid has `across` cells: one number for all rows of the table, or a number for each row. The table has
-    `per_cell` rows for each cell, and lists the cells line by line.
+    `rows` [n] are row numbers of a table that has `per_cell` rows for each cell, and lists the cells line by line.
+    `across` is the number of cells in a line of the grid: one number for all of `rows`, or one for each.
     """
     cells = rows // per_cell
     return np.stack((cells % across, cells // across), axis=1, dtype=np.float32)
@@ -39,7 +38,7 @@ def cells_at(rows: Rows, across: int | Rows, per_cell: int = 1) -> Floats:
 
 def around(points: Floats, distances: Floats) -> Floats:
     """Return the boxes [n, 4] xyxy around points [n, 2] with distances [n, 4] to left, top, right and bottom."""
-    with np.errstate(invalid="ignore"):  # infinite distances get boxes that are dropped later
+    with np.errstate(invalid="ignore"):  # boxes of infinite distances are dropped later
         return np.concatenate((points - distances[:, :2], points + distances[:, 2:]), axis=1, dtype=np.float32)
 
 
@@ -58,8 +57,8 @@ def expected(logits: Floats) -> Floats:
 def tables_of(
     specs: tuple[TensorSpec, ...], size: tuple[int, int] | None, strides: tuple[int, ...]
 ) -> tuple[int, int] | None:
-    """Return the numbers of classes and bins, if the tensors are first scores [N, cells, classes] for each stride, then
-    logits of distances [N, cells, 4 * bins] for each stride. Return None if they are anything else."""
+    """Return the numbers of classes and bins, if the tensors are scores [N, cells, classes] for each stride, followed
+    by logits of distances [N, cells, 4 * bins] for each stride. Return None for other tensors."""
     half = len(strides)
     if size is None or len(specs) != 2 * half or any(len(spec.shape) != 3 for spec in specs):
         return None
@@ -88,8 +87,7 @@ def decode_tables(
     scores and class ids.
 
     `shape` are the numbers of classes and bins, `size` are width and height of the input. Distances are in units of
-    cells, from a point of the cell. This point is `point` cells to the right of the cell's upper left corner, and as
-    far below this corner.
+    cells, from a point of the cell, which is `point` cells right of and below the cell's upper left corner.
     """
     (classes, bins), half, parts = shape, len(strides), []
     for stride, scores_of, sides_of in zip(strides, names[:half], names[half:], strict=True):

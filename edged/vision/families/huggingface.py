@@ -6,16 +6,16 @@ Input `pixel_values` [N, 3, H, W] FP32, whose dimensions can all be open; output
 `pixel_mask` INT64 [N, rows, columns] (usually 64 x 64, which the graph resizes): 1 for pixels of the picture. edged
 stretches the picture over the whole input, so all values are 1.
 
-The tensors are the same for all kinds of models, but their meaning is not:
+All kinds of models have the same tensors, but the tensors have different meanings:
 
 - `model_type` detr, yolos and table-transformer: a softmax over classes and "no object", which is the last slot;
   pixels normalised as for ImageNet.
 - conditional_detr, deformable_detr, dab-detr, rf_detr: a sigmoid for each slot; normalised as for ImageNet.
 - rt_detr, rt_detr_v2, d_fine: a sigmoid for each slot; pixels in 0..1.
 
-The ONNX file does not say which kind it is. The setting `family` says this, or config.json next to the file (see
-`edged.models.huggingface`). A GridSample in the graph excludes the softmax, because only models with deformable
-attention have it.
+The ONNX file does not say which kind the model is. The setting `family` says this, or config.json next to the file (see
+`edged.models.huggingface`). A graph with GridSample is not of the first kind, because only models with deformable
+attention have this operator.
 
 Source: `post_process_object_detection` and the image processors of transformers 5.24.0, the ONNX configurations of
 optimum-onnx (commit 1939f27). The input `pixel_mask` is known from transformers.js (commit 5ed4c5c) only. DETR,
@@ -51,7 +51,7 @@ from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from edged.vision.signatures import patterns
 
 _LOGITS, _BOXES, _MASK = "logits", "pred_boxes", "pixel_mask"
-_OLDER_LOGITS = "pred_logits"  # in exports of DETR's own repository, which are the same otherwise
+_OLDER_LOGITS = "pred_logits"  # the name in exports of DETR's own repository, which are otherwise the same
 
 
 class Detr(Family, frozen=True):
@@ -96,8 +96,8 @@ class Detr(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """If the outputs have the names of a DETR export, suggest the families that use these names. Only the setting
-        `family` can decide between them."""
+        """If the outputs have the names of a DETR export, return an undecided claim with the families that use these
+        names. Only the setting `family` can select one of these families."""
         names = set(evidence.output_names)
         if names not in ({_LOGITS, _BOXES}, {_OLDER_LOGITS, _BOXES}) or cls.claim(evidence, "") is None:
             return None

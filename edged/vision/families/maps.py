@@ -1,6 +1,6 @@
 """Finds maps in a model's output, cuts them to the part that shows the picture, and computes the class of each place.
 
-A map of h x w cells covers the whole input, with its padding. It has as many cells as the input has pixels, or fewer.
+A map of h x w cells covers the whole input, with its padding. A map has at most as many cells as the input has pixels.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Ids = npt.NDArray[np.integer]
 _T = TypeVar("_T", bound=np.generic)
 
 _MOST_FLOATS = 1 << 20  # interpolated at once: 4 MiB, so that they stay in the processor's cache
-_MOST_TURNED = 1024  # rows or columns of a map of a tilted window that is turned back
-_MOST_STRIDE = 64  # input pixels for each cell
+_MOST_TURNED = 1024  # the most rows, and the most columns, of a map that is turned back from a tilted window
+_MOST_STRIDE = 64  # the most input pixels along a side of a cell
 
 
 class Layout(NamedTuple):
@@ -37,7 +37,8 @@ class Layout(NamedTuple):
 
 def layout_of(output: TensorSpec, evidence: Evidence) -> Layout | None:
     """Return the layout of an output [N, h, w], [N, channels, h, w] or [N, h, w, channels], if its maps can cover the
-    input. If two layouts are possible, prefer the one whose channels have the same place as in the picture input."""
+    input. If two layouts are possible, prefer the layout with the channels at the same place as in the picture
+    input."""
     shape = output.shape
     layouts = []
     if len(shape) == 3:
@@ -72,7 +73,7 @@ def single_map(outputs: Outputs, name: str, index: int) -> Array:
 
 
 def part(placement: Placement) -> Box | None:
-    """Return the part of the picture that the model was shown; None for all of it."""
+    """Return the part of the picture that the model got; None for the whole picture."""
     edges = placement.edges
     return None if edges == (0, 0, placement.width, placement.height) else edges
 
@@ -97,9 +98,9 @@ def shown(cells: npt.NDArray[_T], placement: Placement, preprocess: Preprocess) 
 
 
 def _turned_back(cells: npt.NDArray[_T], to_cells: npt.NDArray[np.float64], edges: Box) -> npt.NDArray[_T]:
-    """Return an upright map that covers the part `edges` of the picture. `to_cells` is the affine matrix [2, 3] from
-    the picture to `cells`. A cell of the returned map covers about as much of the picture as a cell of `cells`, and at
-    least one pixel."""
+    """Return a map, in the orientation of the picture, that covers the part `edges` of the picture. `to_cells` is the
+    affine matrix [2, 3] from the picture to `cells`. A cell of the returned map covers about as much of the picture as
+    a cell of `cells`, and at least one pixel."""
     left, top, right, bottom = edges
     counts, density = [], np.minimum(np.linalg.norm(to_cells[:, :2], axis=0), 1.0)
     for length, each in zip((right - left, bottom - top), density.tolist(), strict=True):
@@ -118,8 +119,8 @@ def _part(pad: int, inner: int, side: int, cells: int) -> slice:
 
 
 def best_classes(planes: Floats) -> Ids:
-    """Return the class that has the highest score in each cell, [...], from scores [classes, ...]. If scores are equal,
-    the first of their classes is returned. A score that is NaN never wins.
+    """Return the class with the highest score in each cell, [...], from scores [classes, ...]. Of equal scores, the
+    first one counts. Scores that are NaN do not count.
 
     A comparison for each plane takes a tenth of the time of `argmax` along the first axis.
     """
@@ -146,7 +147,7 @@ def enlarged_classes(planes: Floats, across: int, down: int) -> Ids:
     if across == down == 1:
         return coarse
     height, width = coarse.shape
-    # Cells are repeated at the edges, so that every place is between four cells. Block i has the places from the centre
+    # Cells at the edges are repeated, so that every place is between four cells. Block i has the places from the centre
     # of cell i - 1 to the centre of cell i.
     rows, columns = (np.clip(np.arange(-1, n + 1), 0, n - 1) for n in (height, width))
     padded = coarse[rows[:, None], columns]

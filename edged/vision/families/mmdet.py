@@ -1,18 +1,18 @@
 """Detectors of OpenMMLab, as mmdeploy and MMYOLO export them; RTMDet in particular.
 
 - mmdeploy, end to end: input `input`, outputs `dets` [N, K, 5], xyxy in input pixels and score, and `labels` [N, K];
-  the graph does the NMS, unused rows have the score 0. Every detector of MMDetection is exported like this.
+  the graph does the NMS, unused rows have the score 0. Exports of all detectors of MMDetection have this form.
 - MMYOLO (easydeploy): input `images`, outputs `num_dets` [N, 1], `boxes` [N, K, 4], `scores` and `labels` [N, K].
 - RTMDet's raw heads at the strides 8, 16, 32: first three of classes [N, C, rows, columns], then three of distances
   [N, 4, rows, columns] (left, top, right, bottom) in input pixels, counted from the upper left corner of the cell.
   With the setting `decode.boxes=grid`, distances are read in units of cells, as in MMYOLO's own module.
 - MMYOLO with `--model-only`: three raw heads [N, C + 4, rows, columns], classes first, distances in units of cells.
 
-The tensors do not say which detector it is, and detectors are fed differently, so the setting `family` must name it.
+The tensors do not say which detector the model is, and detectors need different pixels, so `family` must be set.
 `rtmdet` feeds pictures as in RTMDet's configurations (BGR, normalised, at the top left, padded with 114). `mmdet` feeds
-them as in the configurations of Faster R-CNN and many others (RGB, normalised as for ImageNet, padded with the mean).
-Other configurations, such as those of "caffe" backbones, differ: see their `data_preprocessor`. MMDetection rounds the
-size of the resized picture, edged truncates it.
+pictures as in the configurations of Faster R-CNN and many others (RGB, normalised as for ImageNet, padded with the
+mean). Other configurations, such as those of "caffe" backbones, differ: see their `data_preprocessor`. MMDetection
+rounds the size of the resized picture, edged truncates it.
 
 Source: `rtmdet_head.py`, `nms.py` and `configs/mmdet` of mmdeploy (commit 3f8604b); `rtmdet_head.py`,
 `rtmdet_l_8xb32-300e_coco.py` and `faster-rcnn_r50_fpn.py` of MMDetection (3.x); `projects/easydeploy` of MMYOLO (commit
@@ -147,7 +147,7 @@ class RtmDet(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Suggest the families, without a decision, for an end-to-end export."""
+        """Return an undecided claim with both families for an end-to-end export."""
         names = set(evidence.output_names)
         if names not in (set(_DETS), set(_NUMBERED)) or cls.claim(evidence, "") is None:
             return None
@@ -156,7 +156,7 @@ class RtmDet(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Suggest the families, without a decision, for six raw heads."""
+        """Return an undecided claim with both families for six raw heads."""
         if len(evidence.outputs) != 6 or cls.claim(evidence, "") is None:
             return None
         return undecided("raw heads of classes and distances, as RTMDet has", cls.name, MmDet.name)

@@ -1,8 +1,8 @@
 """MoveNet: poses of one person, or of up to six.
 
 Source: pose-detection/src/movenet/detector.ts and constants.ts of tensorflow/tfjs-models (commit 0cfd5e3), and Google's
-model card "MoveNet SinglePose". The ONNX files are conversions of the models of TensorFlow Hub with tf2onnx; their
-tensors are those of the models.
+model card "MoveNet SinglePose". The ONNX files are conversions of the models of TensorFlow Hub with tf2onnx, and have
+the same tensors.
 
 Input [N, H, W, 3] INT32, or UINT8 in conversions of TFLite files, RGB, 0..255; the picture lies in the middle, and the
 rest is black. Two forms of output, FP32:
@@ -75,8 +75,8 @@ class MoveNet(TopDown, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model that takes pixels as integers. For a model that takes floats, suggest the family without a
-        decision, because the model may want another range of values."""
+        """Claim a model that takes pixels as integers. For a model that takes floats, return an undecided claim with
+        the family, because the model may need another range of values."""
         output = evidence.only_output
         if output is None or evidence.picture.layout != "NHWC" or any(isinstance(dim, str) for dim in output.shape[1:]):
             return None

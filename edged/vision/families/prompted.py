@@ -1,15 +1,15 @@
-"""Zero-shot detectors of Hugging Face's transformers, which look for the texts in the setting `prompts`: OWL-ViT,
-OWLv2 and Grounding DINO, as Optimum and transformers.js export them.
+"""Zero-shot detectors of Hugging Face's transformers, which look for the texts in the setting `prompts`: OWL-ViT, OWLv2
+and Grounding DINO, in the exports of Optimum and transformers.js.
 
 OWL-ViT and OWLv2: inputs `pixel_values` [N, 3, H, W] FP32, `input_ids` and `attention_mask` [texts, 16] INT64; outputs
-`logits` [N, P, texts], `pred_boxes` [N, P, 4], `text_embeds` and `image_embeds`, with P the patches of the picture.
-Each text is CLIP's token ids, padded with zeros. The graph treats the largest id as the end of the text, and each token
-sees only the tokens before it, so the padding has no effect. Only config.json next to the file says which of the two
-models it is. They are fed differently:
+`logits` [N, P, texts], `pred_boxes` [N, P, 4], `text_embeds` and `image_embeds`, where P is the number of patches of
+the picture. A text is a row of CLIP's token ids, padded with zeros. The graph treats the largest id as the end of the
+text, and each token sees only the tokens before it, so the padding has no effect. Only config.json next to the file
+says whether the model is an OWL-ViT or an OWLv2. The two models need different pictures:
 
 - OWL-ViT: stretched, usually to 768 x 768; normalised as for CLIP.
 - OWLv2: in the top left corner of a square, the rest black; usually 960 x 960; normalised as for CLIP. Boxes are
-  relative to the square. Earlier versions of transformers filled the rest with grey, as its documentation still says.
+  relative to the square. Earlier versions of transformers filled the rest with grey, as the documentation still says.
 
 Grounding DINO (and MM Grounding DINO):
 
@@ -31,8 +31,8 @@ label is always a whole prompt.
 
 Source: the processors and image processors of transformers 5.24.0, the ONNX configurations of optimum-onnx (commit
 1939f27), transformers.js (commit 5ed4c5c). The inputs of Grounding DINO are known from transformers.js only: Optimum
-does not export it. Verified with small models of transformers 5.24.0 with random weights, exported with these inputs
-and outputs: token ids and labels are the same, scores differ by at most 5e-6, boxes by at most 1e-4 pixels. Not
+does not export this model. Verified with small models of transformers 5.24.0 with random weights, exported with these
+inputs and outputs: token ids and labels are the same, scores differ by at most 5e-6, boxes by at most 1e-4 pixels. Not
 verified on trained weights. The authors resize with other filters: OWL-ViT bicubic, OWLv2 with a Gaussian.
 """
 
@@ -73,8 +73,8 @@ _START, _END, _STOP, _QUESTION = 101, 102, 1012, 1029  # [CLS], [SEP], "." and "
 
 
 class _Prompted(Family, frozen=True):
-    """Base of the families in this module. The token ids of the prompts are constant inputs. Each row of the outputs
-    gives at most one detection."""
+    """Base of the families in this module. The token ids of the prompts are `Reading.constants`. Each row of the
+    outputs gives at most one detection."""
 
     thresholds = Thresholds(score=0.1)
 
@@ -130,8 +130,8 @@ class OwlVit(_Prompted, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Suggest OWL-ViT and OWLv2, which have the same tensors. Only the setting `family` selects one of them. If the
-        prompts are missing, the reason says so."""
+        """Return an undecided claim with OWL-ViT and OWLv2, which have the same tensors. If the prompts are missing,
+        the reason says this."""
         if _texts(evidence) is None or set(evidence.output_names) != {_LOGITS, _BOXES, *_EMBEDDED}:
             return None
         problem = _lacking(setting.read(evidence.settings))
@@ -196,7 +196,7 @@ class GroundingDino(_Prompted, frozen=True):
 
 
 def _texts(evidence: Evidence) -> tuple[Dim, Dim] | None:
-    """Return the declared shape of the token ids; None if inputs or outputs are not those of these families, or if the
+    """Return the declared shape of the token ids; None if the inputs or outputs do not fit these families, or if the
     model takes several pictures at once."""
     there = {spec.name: spec for spec in evidence.inputs}
     texts = [there[name] for name in (_IDS, _ATTENTION, _TYPES) if name in there]
@@ -215,7 +215,7 @@ def _shape(evidence: Evidence, output: str) -> tuple[Dim, ...]:
 
 
 def _lacking(prompts: Sequence[Prompt]) -> str:
-    """Return what is missing in the setting `prompts`; empty if it has texts and their token ids."""
+    """Return an error message if the setting `prompts` lacks texts or their token ids; otherwise an empty text."""
     if not prompts:
         return f'set {PROMPTS}, for example prompts = "a photo of a cat, a photo of a dog"'
     text = next((prompt.text for prompt in prompts if not prompt.tokens), None)
@@ -240,7 +240,7 @@ def _unfit(prompts: Sequence[Prompt], count: Dim, width: int, classes: Dim) -> s
 
 
 def _unjoinable(prompts: Sequence[Prompt]) -> str:
-    """Return why the texts cannot be joined to one text of Grounding DINO; empty if they can."""
+    """Return why the texts cannot be joined to one text of Grounding DINO; empty if there is no reason."""
     for prompt in prompts:
         start, *words, end = prompt.tokens if len(prompt.tokens) > 2 else (0, 0, 0)
         if (start, end) != (_START, _END):

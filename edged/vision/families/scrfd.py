@@ -8,16 +8,16 @@ list stands for three tensors, one for each of the strides 8, 16 and 32:
 
 - scores [N, rows, 1] after the sigmoid
 - boxes [N, rows, 4]: the distances of the four sides from the upper left corner of the cell
-- landmarks [N, rows, 10], if the model has them: x and y from this corner for left eye, right eye, nose and corners of
-  the mouth, as seen in the picture
+- landmarks [N, rows, 10], if the model has landmarks: x and y from this corner for left eye, right eye, nose and
+  corners of the mouth, as seen in the picture
 
 Distances, x and y are in units of the stride. There are two rows for each cell. Models with five strides, 8 to 128,
 have one row for each cell.
 
-Newer exports name the outputs score_8, bbox_8, kps_8 and so on. Older ones have numbers for names and lack the first
-dimension, so they take one picture at a time. On exports of both kinds (SCRFD_500M_KPS, SCRFD_2.5G_KPS) faces and
-scores equal those of the source; boxes differ by a pixel, because the source divides x by the scale of y. The form with
-five strides is known from the source only.
+Newer exports name the outputs score_8, bbox_8, kps_8 and so on. In older exports, the names are numbers and the outputs
+lack the first dimension, so the models take one picture at a time. On exports of both kinds (SCRFD_500M_KPS,
+SCRFD_2.5G_KPS) faces and scores equal those of the source; boxes differ by a pixel, because the source divides x by the
+scale of y. The form with five strides is known from the source only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from edged.vision.signatures import patterns
 _SCALES = {6: 3, 9: 3, 10: 5, 15: 5}  # number of strides, by number of outputs
 _STRIDES = (8, 16, 32, 64, 128)
 _COLUMNS = {"score": 1, "bbox": 4, "kps": 10}
-_EXAMPLE = (640, 640)  # the picture with which the script exports models of open size
+_EXAMPLE = (640, 640)  # the size of the example picture with which the script exports models of open size
 _FLAT = "flat"  # without the first dimension
 
 
@@ -56,10 +56,10 @@ def _signature(outputs: int, batch: str) -> str:
 
 
 class Scrfd(Family, frozen=True):
-    """SCRFD; see the module. Keypoints have no score of their own.
+    """SCRFD; see the module. The model gives no scores of keypoints, so keypoints get score 1.
 
-    Pictures lie in the upper left corner, padded with black. The authors' NMS counts a box as one pixel wider and
-    higher than it is; edged's NMS does not.
+    Pictures lie in the upper left corner, padded with black. The authors' NMS adds one pixel to the width and height of
+    a box; edged's NMS does not.
     """
 
     name = "scrfd"
@@ -89,8 +89,7 @@ class Scrfd(Family, frozen=True):
     def _scale(
         self, outputs: Outputs, index: int, names: tuple[str, ...], stride: int, score: float
     ) -> tuple[Floats, Floats, Floats]:
-        """Decode one grid. Return boxes xyxy [n, 4], scores [n] and landmarks [n, k, 2]. Boxes and
-        landmarks are in input pixels."""
+        """Decode one grid. Return boxes xyxy [n, 4], scores [n] and landmarks [n, k, 2], in input pixels."""
         across, down = self.grid(stride)
         per_cell = _per_cell(len(self.reading.outputs))
         rated, sides, *landmarks = (
@@ -133,8 +132,8 @@ class Scrfd(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by the columns of its outputs. If there are no landmarks, the columns are less distinct. Then
-        the file must also declare the right number of rows for the input."""
+        """Claim a model by the columns of its outputs. Without landmarks, many models have such columns, so the file
+        must also declare the right number of rows for the input; otherwise the claim is undecided."""
         claim = cls.claim(evidence, "tables of 1, 4 and 10 columns for each stride, as SCRFD has")
         if claim is None or len(evidence.outputs) in (9, 15):
             return claim
@@ -161,8 +160,8 @@ def _in_order(evidence: Evidence) -> tuple[TensorSpec, ...]:
 
 
 def _row_counts(evidence: Evidence, stride: int, per_cell: int) -> list[int]:
-    """Return the numbers of rows that a file can declare. A file can declare the number for its input size. If
-    that size is open, the file can also declare the number for `_EXAMPLE`."""
+    """Return the numbers of rows that a file can declare: the number for the input size and, if the model leaves this
+    size open, the number for `_EXAMPLE`."""
     is_open = evidence.picture.width is None or evidence.picture.height is None
     sizes = [size for size in (evidence.size, _EXAMPLE if is_open else None) if size is not None]
     return [per_cell * -(-width // stride) * -(-height // stride) for width, height in sizes]

@@ -3,16 +3,16 @@
 An output is one of:
 
 - class numbers INT32 or INT64 [N, H, W], [N, 1, H, W] or [N, H, W, 1], if the graph ends in an ArgMax
-- scores [N, classes, h, w] or [N, h, w, classes], logits or probabilities; h and w are those of the input, or a
-  fraction of it. As the authors do, edged interpolates the scores bilinearly and then takes the best class
+- scores [N, classes, h, w] or [N, h, w, classes], logits or probabilities; h and w are the sides of the input, or a
+  fraction of them. As the authors do, edged interpolates the scores bilinearly and then takes the best class
 - one score, [N, H, W], [N, 1, H, W] or [N, H, W, 1]: a mask or matte, with the classes "background" and "foreground".
   Scores are probabilities if the graph ends in a Sigmoid, otherwise logits; `decode.activation` overrides this
 
-The map has one cell for each pixel of the input that shows the picture; the authors interpolate to the picture's size.
-Measured on a synthetic scene, for SegFormer's logits of a quarter of the input (512x512, 150 classes, a picture of
-1920x1080): 98.8 % of the picture's pixels get the same class as in the authors' way, 96.0 % without interpolation. The
-mean IoU with the truth is 0.953 in edged, 0.962 in the authors' way, and 0.904 without interpolation. edged takes 12 ms
-of one core, the authors' way more than 800 ms.
+The map has one cell for each pixel of the input that shows the picture. The authors' code interpolates to the size of
+the picture instead. Measured on a synthetic scene of 1920x1080 pixels, for SegFormer's logits of a quarter of the input
+(512x512, 150 classes): 98.8 % of the picture's pixels get the same class as in the authors' code, 96.0 % without
+interpolation. The mean IoU with the truth is 0.953 in edged, 0.962 in the authors' code, and 0.904 without
+interpolation. edged takes 12 ms of one core, the authors' code more than 800 ms.
 
 Sources:
 
@@ -55,7 +55,7 @@ _INTEGERS = ("INT32", "INT64")
 _IDS, _PLANES, _PIXELS, _MASK, _LOGITS = "ids", "planes", "pixels", "mask", "mask-logits"
 _MASK_NAMES = ("background", "foreground")
 _MOST_ENLARGED = 32
-_COARSEST = 8  # pixels for each cell
+_COARSEST = 8  # input pixels along a side of a cell
 _PADDLE = re.compile(r"\.tmp_\d+$|^fetch_name_\d+$")  # names of Paddle's variables, which Paddle2ONNX keeps
 
 
@@ -75,8 +75,8 @@ class Segmentation(ContentFamily, frozen=True):
     thresholds = Thresholds(score=0.5)  # of masks
 
     def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> ClassMap:
-        """See `ContentFamily.content`. `thresholds.score` applies to masks only: the foreground is above it. The class
-        of a place whose scores are NaN has no meaning."""
+        """See `ContentFamily.content`. `thresholds.score` applies only to masks: the foreground has scores above this
+        threshold. The class of a place whose scores are NaN has no meaning."""
         name, form = self.reading.outputs[0], self.reading.form
         if form == _IDS:
             class_ids = _checked_ids(single_map(outputs, name, index), name)
@@ -101,8 +101,8 @@ class Segmentation(ContentFamily, frozen=True):
 
     def _best(self, planes: Floats) -> Ids:
         """Return the best class for each pixel of the input. Each cell is divided into a whole number of places, at
-        most 32 along a side. If a cell has another size in pixels, the result has more or fewer places than the input
-        has pixels."""
+        most 32 along a side. If a cell does not have this number of pixels, the result has more or fewer places than
+        the input has pixels."""
         height, width = planes.shape[1:]
         across, down = (
             min(max(round(side / cells), 1), _MOST_ENLARGED)
@@ -143,8 +143,8 @@ class Segmentation(ContentFamily, frozen=True):
         """Claim an output of class numbers, or an output that has as many maps as the setting `names` has names. For
         other maps, return an undecided claim that names the families whose outputs look the same.
 
-        If there are several outputs, only the first is examined, and only if it is a mask for each pixel: U2-Net and
-        its relatives also return coarser masks.
+        Of several outputs, only the first is examined, and only if it is a mask with a number for each pixel. This
+        includes U2-Net and its relatives, which also return coarser masks.
         """
         output = evidence.only_output or _mask_of_several(evidence)
         form = None if output is None else _form(output, evidence)
@@ -154,7 +154,7 @@ class Segmentation(ContentFamily, frozen=True):
         if form == _IDS:
             is_sure = _is_fine(output, evidence) or _head(output, evidence) == "ArgMax"
             return cls._claim_of(output, evidence, f"{shape} has a whole number for each pixel") if is_sure else None
-        is_open_map = len(output.shape) == 4 and _is_open(output)  # [N, rows, columns] may as well be a table
+        is_open_map = len(output.shape) == 4 and _is_open(output)  # [N, rows, columns] could also be a table
         if form in (_MASK, _LOGITS) and (_is_fine(output, evidence) or is_open_map):
             what = "one map: depth, a mask, text, a heat map or a picture"
             text = (DbNet.name,) if evidence.heads is None or _head(output, evidence) == "Sigmoid" else ()
@@ -175,8 +175,8 @@ class PaddleSeg(Segmentation, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim class numbers or probabilities if the output has a name of Paddle. Raw scores are not claimed, because
-        they could be heat maps."""
+        """Claim class numbers or probabilities if the output has a name of a variable of Paddle. Raw scores are not
+        claimed, because they could be heat maps."""
         output = evidence.only_output
         if output is None or not _PADDLE.search(output.name):
             return None
@@ -213,8 +213,8 @@ def _head(output: TensorSpec, evidence: Evidence) -> str:
 
 
 def _is_fine(output: TensorSpec, evidence: Evidence) -> bool:
-    """Whether an output certainly has a cell for each pixel, or for each square of at most 8 x 8: coarser maps are
-    rather the heads of a detector."""
+    """Whether an output certainly has a cell for each pixel, or for each square of at most 8 x 8 pixels. Coarser maps
+    are more likely heads of a detector."""
     layout = layout_of(output, evidence)
     if layout is None or evidence.size is None or _is_open(output):
         return False

@@ -1,4 +1,4 @@
-"""Families of models that take sound: voice detection, and tags of sounds. They return `Classes`.
+"""Families of models that take sound: voice detection, and tags of sounds. These families return `Classes`.
 
 Silero VAD, whose ONNX files are in the package `silero-vad`:
 
@@ -8,15 +8,15 @@ Silero VAD, whose ONNX files are in the package `silero-vad`:
 - Version 4: `input` [N, samples], `h` and `c` [2, N, 64], `sr` INT64 -> `output` [N, 1], `hn`, `cn`. No context.
 
 The output is the probability of speech. The authors count 0.5 or more as speech. Source: `OnnxWrapper` of silero-vad
-6.2.3; edged's results for the same windows are equal. The tensors of version 4 are known from programs that use it
-(`silero-vad-model` of VadFilterOnnx); this version was not verified on its file.
+6.2.3; edged's results for the same windows are equal. The tensors of version 4 are known from programs that use this
+version (`silero-vad-model` of VadFilterOnnx); this version was not verified on its file.
 
 Tags: one input of samples [n] or [N, n], and an output of scores [rows, classes]. The score of a class is its highest
 score in the rows. Several classes can apply at once.
 
-- YAMNet: 521 classes at 16 kHz, a row of scores each 0.48 s. A window is 15600 samples (0.975 s), which give one row.
+- YAMNet: 521 classes at 16 kHz, a row of scores every 0.48 s. A window is 15600 samples (0.975 s), which give one row.
   Source: `yamnet.py` and `params.py` of tensorflow/models.
-- PANNs: `clipwise_output` of 527 classes, mostly at 32 kHz, trained on clips of 10 s, which is the window here.
+- PANNs: `clipwise_output` of 527 classes, mostly at 32 kHz. The window is 10 s, the length of the clips in training.
   Source: qiuqiangkong/audioset_tagging_cnn, and the configurations of programs that use it.
 
 Neither export was verified on trained weights. Both compute probabilities in the graph. The user must give the names of
@@ -43,13 +43,13 @@ from edged.vision.signatures import Signature, patterns
 from edged.vision.sound import Sound, State
 
 _MOST_RATE, _MOST_WINDOW = 192_000, 1 << 20
-_LEAST_SAMPLES = 4096  # a shorter input is an embedding, such as the 1024 or 2048 values of the taggers
+_LEAST_SAMPLES = 4096  # a shorter input takes an embedding, such as the 1024 or 2048 values of these models
 _INPUT, _OUTPUT, _RATE = "input", "output", "sr"
 _VOICE_RATES = (16_000, 8_000)
 
 
 class SoundEvidence(msgspec.Struct, frozen=True):
-    """The facts about a model from which a family of sound is recognised."""
+    """The facts about a model, from which rules recognise a family that takes sound."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -61,7 +61,7 @@ class SoundEvidence(msgspec.Struct, frozen=True):
 
 
 class SoundFamily(msgspec.Struct, frozen=True):
-    """Decodes what a model says about a window of sound. Stateless, safe to share between threads."""
+    """Decodes a model's answer about a window of sound. Stateless, safe to share between threads."""
 
     name: ClassVar[str]
     signatures: ClassVar[tuple[Signature, ...]]
@@ -73,7 +73,8 @@ class SoundFamily(msgspec.Struct, frozen=True):
 
     @classmethod
     def claim(cls, evidence: SoundEvidence, reason: str) -> Claim | None:
-        """Match a model by its tensors. A claim without a family says which setting is missing."""
+        """Match a model by its tensors. The reason of a claim without a family says which setting is missing. Raises
+        ConfigError if a setting does not fit the model."""
         raise NotImplementedError
 
     @classmethod
@@ -192,8 +193,7 @@ SOUND_FAMILIES: dict[str, type[SoundFamily]] = {family.name: family for family i
 
 def _tagged(evidence: SoundEvidence) -> tuple[TensorSpec, TensorSpec] | None:
     """Return the input of samples and the output of scores; None if the model's tensors do not fit. The scores are the
-    first table that has a column for each class of a known tagger. If there is no such table, they are the first
-    table."""
+    first table with a column for each class of YAMNet or PANNs, or, without such a table, the first table."""
     if len(evidence.inputs) != 1:
         return None
     given = evidence.inputs[0]

@@ -36,7 +36,7 @@ from edged.vision.placement import Placement
 from edged.vision.signatures import patterns
 
 _PRIORS, _ROWS, _COUNTED = "priors", "rows", "counted"
-# Operators that compute the scores of an SSD with prior boxes, or join the scores of its scales; "" is an unknown one.
+# Operators that compute the scores of an SSD with prior boxes, or join the scores of its scales; "" if unknown.
 _MADE_BY = ("Softmax", "Concat", "")
 # In the order of `counted_rows`: count, boxes, scores, class ids.
 _TENSORFLOW = ("num_detections", "detection_boxes", "detection_scores", "detection_classes")
@@ -51,7 +51,7 @@ class Ssd(Family, frozen=True):
     """Single-shot detectors, in three forms:
 
     - `scores` [N, P, C] after the softmax and `boxes` [N, P, 4], xyxy in 0..1: a row per prior box, without NMS. Class
-      0 is the background; each other class above the threshold is a detection.
+      0 is the background. A row gives a detection for each other class above the threshold.
     - OpenVINO's DetectionOutput, [1, 1, M, 7], a row per detection: index of the picture, class, score, xyxy in 0..1. A
       row whose picture index is negative ends the list.
     - TFLite's four tensors: boxes [N, K, 4] *yxyx* in 0..1, classes and scores [N, K], count [N]. Other detectors of
@@ -75,7 +75,7 @@ class Ssd(Family, frozen=True):
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         if self.reading.form == _ROWS:
             rows = checked_tensor(outputs, self.reading.outputs[0], ANY, 1, ANY, 7).reshape(-1, 7)
-            ends = np.flatnonzero(np.less(rows[:, 0], 0))  # rows after the end may be remains of an earlier answer
+            ends = np.flatnonzero(np.less(rows[:, 0], 0))  # rows after the end can be left from an earlier answer
             rows = rows_of_picture(rows[: ends[0]] if len(ends) else rows, index)
             found = self.in_pixels(rows[:, 3:7])
             return to_detections(found, rows[:, 2], rows[:, 1], placement, thresholds, needs_nms=False)
@@ -85,7 +85,7 @@ class Ssd(Family, frozen=True):
             return to_detections(found, scores, class_ids, placement, thresholds, needs_nms=False)
         scores = picture_tensor(outputs, self.reading.outputs[0], index, ANY, self.reading.classes or at_least(2))
         boxes = picture_tensor(outputs, self.reading.outputs[1], index, len(scores), 4)
-        # A flat search takes a third of the time of one by rows and columns.
+        # A search in the flat matrix takes a third of the time of a search by rows and columns.
         found_at = np.flatnonzero(np.greater(scores[:, 1:], thresholds.score))
         priors, classes = np.divmod(found_at, scores.shape[1] - 1)
         found = self.prior_boxes(boxes[priors], priors)
@@ -109,7 +109,7 @@ class Ssd(Family, frozen=True):
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
         if set(evidence.output_names) == {"scores", "boxes"}:
-            # Sizes are computed from offsets by an Exp. Without it boxes may be offsets, as those of FaceBoxes are.
+            # An Exp computes sizes from offsets. Without an Exp, boxes may be offsets, as in FaceBoxes.
             if priors_reading(evidence) is None or "Exp" not in (evidence.operators or ("Exp",)):
                 return None
             return cls.claim(evidence, "names of an SSD export (scores, boxes)")
@@ -145,7 +145,8 @@ def _named(evidence: Evidence) -> Reading | None:
 
 
 def _in_order(evidence: Evidence) -> Reading | None:
-    """Return the reading of four outputs in TFLite's order: boxes, classes, scores, count. None if shapes differ."""
+    """Return the reading of four outputs in TFLite's order: boxes, classes, scores, count. Return None for other
+    shapes."""
     if [len(spec.shape) for spec in evidence.outputs] not in ([3, 2, 2, 1], [3, 2, 2, 2]):
         return None
     boxes, classes, scores, count = evidence.outputs
@@ -155,7 +156,7 @@ def _in_order(evidence: Evidence) -> Reading | None:
 
 
 def priors_reading(evidence: Evidence) -> Reading | None:
-    """Return the reading of a table of boxes and a table of scores, in either order; None if the shapes differ."""
+    """Return the reading of a table of boxes and a table of scores, in either order; None for other outputs."""
     if len(evidence.outputs) != 2 or any(len(spec.shape) != 3 for spec in evidence.outputs):
         return None
     boxes = [spec for spec in evidence.outputs if spec.shape[2] == 4]

@@ -1,4 +1,4 @@
-"""Helps to test a family of another package: recognises and decodes as an engine host does, with the same checks."""
+"""Tests a family of another package: recognises a model and decodes outputs as an engine host does, with all checks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class FamilyTest:
     """A family under test, for a model with these inputs and outputs. `settings` are the settings of the model; by
     default they name the family.
 
-    `recognition` is edged's recognition of the model. Raises FamilyFailed if edged cannot use the class, ConfigError if
-    the settings name the family and the family does not accept the model.
+    `recognition` is edged's recognition of the model. The constructor raises FamilyFailed if edged cannot use the
+    class, and ConfigError if the settings name the family but the family does not accept the model.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FamilyTest:
         return family.decode(outputs, index, placement, thresholds or self.recognition.thresholds)
 
     def content(self, outputs: Mapping[str, Array], *, width: int, height: int, index: int = 0) -> Content:
-        """Decode like `detect`, but for a `ContentFamily`: a family that says something about the whole picture."""
+        """Like `detect`, but for a `ContentFamily`: a family that decodes an answer about the whole picture."""
         family, placement = self._open(), self._place(width, height)
         assert isinstance(family, ContentFamily), f"{family.name} is a detector"
         return family.content(outputs, index, placement, self.recognition.thresholds)

@@ -1,8 +1,8 @@
-"""Models that are shown one line of text: recognisers, and PP-OCR's classifier of upside-down lines.
+"""Models that take one line of text: recognisers, and PP-OCR's classifier of upside-down lines.
 
-These models expect the part of a picture that shows one line, such as the box of a text detector. edged feeds them the
-whole picture, or its region of interest. Lines must run from left to right. PaddleOCR first turns a part by 90 degrees
-counterclockwise if it is at least 1.5 times as high as wide.
+These models expect the part of a picture that shows one line, such as the box of a text detector. edged feeds the whole
+picture, or its region of interest. Lines must run from left to right. PaddleOCR first turns a part by 90 degrees
+counterclockwise if the part is at least 1.5 times as high as wide.
 
 Sources: PaddlePaddle/PaddleOCR: tools/infer/predict_cls.py (commit 0005f4d) and ppocr/postprocess/rec_postprocess.py
 (commit 0002349); rapidocr 3.10.0 (ch_ppocr_rec, ch_ppocr_cls), which reads the same texts as edged with its models
@@ -10,8 +10,8 @@ PP-OCRv6_rec_small.onnx and ch_PP-OCRv4_rec_infer.onnx (of rapidocr-onnxruntime 
 strhub/data/utils.py (commit 03dba34) and models/parseq/system.py (commit 0464a07); mindee/doctr: models/recognition/
 crnn/pytorch.py (commit 0118508). No trained PARSeq, docTR or LPRNet was at hand.
 
-Input [N, 3, H, W] FP32. PP-OCR gets BGR in -1..1. The line is as high as the input and at its left, with zeros to the
-right; a line that is too long is squeezed. The authors widen the input instead, so for long lines set
+Input [N, 3, H, W] FP32. PP-OCR gets BGR in -1..1. The line has the height of the input and begins at the left; the rest
+is zero. A line that is too long is squeezed. The authors widen the input instead, so for long lines set
 `preprocess.width`.
 """
 
@@ -56,15 +56,15 @@ _HALVES = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 _LINE: Feed = {"fit": Fit.LINE, "color": "bgr", "pad": 127, **_HALVES}
 _PADDLE = "x"  # the name of the input of PaddleOCR's models
 _NONE, _SOFTMAX = "none", "softmax"
-# The order of batch, steps and classes in the output, with the axis of the classes.
+# The orders of batch (N), steps (T) and classes (C) in the output, each with the axis of the classes.
 _LAYOUTS: Mapping[str, int] = {"NTC": 2, "TNC": 2, "NCT": 1}
-_HEIGHTS = (32, 48)  # pixels; of the inputs of CRNN and PARSeq, and of PP-OCR
+_HEIGHTS = (32, 48)  # input pixels: 32 for CRNN and PARSeq, 48 for PP-OCR
 _PRINTABLE = 94  # characters of ASCII, without the space
 
 
 class TextReader(ContentFamily, frozen=True):
-    """Base of the recognisers. Their one output, [N, T, C], has the scores of the C characters for each of T steps
-    along the line.
+    """Base of the recognisers. The only output, [N, T, C], has the scores of C classes for each of T steps along the
+    line.
 
     The score of a text is the mean of its characters' probabilities, as in PaddleOCR; 0 for an empty text. `form` is
     the layout, followed by " softmax" if the output is logits.
@@ -105,8 +105,8 @@ class TextReader(ContentFamily, frozen=True):
 
     @classmethod
     def _listed(cls, evidence: Evidence, classes: int | None) -> tuple[str, ...]:
-        """Return the list of characters from the setting `decode.characters`. If the setting is missing, return the
-        list in the file's metadata, empty if it has no list. `classes` is the number of classes, None if unknown."""
+        """Return the characters in the setting `decode.characters`, or, without this setting, those in the file's
+        metadata; empty if both are missing. `classes` is the number of classes, None if unknown."""
         given = evidence.settings.get("decode.characters")
         return characters.parse(given) if given is not None else evidence.metadata.characters
 
@@ -160,8 +160,8 @@ class Ctc(TextReader, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model if the setting `decode.characters` is set. Without this setting, return a claim that has no
-        family, if the model looks like PP-OCR's. The reason of this claim asks for the characters."""
+        """Claim a model if the setting `decode.characters` is set. Without this setting, return a claim without a
+        family for a model that looks like PP-OCR's; the reason asks for the characters."""
         output = evidence.only_output
         if output is None or len(output.shape) != 3:
             return None
@@ -198,7 +198,7 @@ class PpOcrCls(Classification, frozen=True):
     """PP-OCR's classifier of lines that are upside down: classes `0` and `180`, probabilities [N, 2].
 
     The later models PP-LCNet_x0_25_textline_ori and _x1_0_ have another input: 160 x 80 pixels, stretched, RGB,
-    normalised as for ImageNet; they are not of this family.
+    normalised as for ImageNet. These models are not of this family.
     """
 
     name = "ppocr-cls"
@@ -215,8 +215,8 @@ class PpOcrCls(Classification, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Return an undecided claim that names the family, if a model of Paddle has two classes. Other models of Paddle
-        have such an output, too."""
+        """Return an undecided claim that names the family, if a model of Paddle has an output [N, 2]. Other models of
+        Paddle have such an output, too."""
         output = evidence.only_output
         if output is None or evidence.picture.name != _PADDLE or output.shape[1:] != (2,):
             return None
@@ -235,7 +235,7 @@ def by_height(evidence: Evidence) -> Claim | None:
 
 
 def _layout(evidence: Evidence, shape: tuple[Dim, ...]) -> str:
-    """Return the order of the axes: steps are the first axis only if the second axis is certainly the batch."""
+    """Return the order of the axes: "TNC" only if the second axis is certainly the batch, otherwise "NTC"."""
     (batch, *_) = next(spec.shape for spec in evidence.inputs if spec.name == evidence.picture.name)
     return "TNC" if batch == shape[1] and batch != shape[0] else "NTC"
 

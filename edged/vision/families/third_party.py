@@ -1,4 +1,4 @@
-"""Loads families of other packages: checks whether edged accepts their classes, and checks what their code returns.
+"""Loads families of other packages: checks whether edged accepts the classes, and checks the results of their methods.
 
 Every error in the code of a family becomes a FamilyFailed that names the package of the family.
 """
@@ -43,12 +43,13 @@ class ThirdParty(msgspec.Struct, frozen=True):
 
     @classmethod
     def load(cls, family: str, package: Package) -> ThirdParty:
-        """Load a family. Raises FamilyFailed if its class cannot be used, and the errors of `family_packages.load`."""
+        """Load a family. Raises FamilyFailed if edged cannot use the class, and the errors of
+        `family_packages.load`."""
         return cls(package, _loaded(family, package))
 
     @classmethod
     def of(cls, found: object, family: str, package: Package) -> ThirdParty:
-        """Check a class that is loaded already. Raises FamilyFailed if it cannot be used."""
+        """Check a class that is already loaded. Raises FamilyFailed if edged cannot use the class."""
         return cls(package, _checked_class(found, family, package))
 
     @property
@@ -56,7 +57,7 @@ class ThirdParty(msgspec.Struct, frozen=True):
         return self.kind.name
 
     def open(self, preprocess: Preprocess, names: tuple[str, ...], reading: Reading) -> Family | ContentFamily:
-        """Open the family for a model. Raises FamilyFailed if its code raises an error."""
+        """Open the family for a model. Raises FamilyFailed if the family's code raises an error."""
         try:
             return self.kind(preprocess, names, reading)
         except KeyboardInterrupt:
@@ -90,7 +91,7 @@ def _loaded(family: str, package: Package) -> Kind:
 
 
 def _checked_class(found: object, family: str, package: Package) -> Kind:
-    """Return a subclass of the family `found`. The methods of the subclass check what those of `found` return. Raises
+    """Return a subclass of the family `found` whose methods check the results of the methods of `found`. Raises
     FamilyFailed if edged cannot use `found`."""
     if not (inspect.isclass(found) and issubclass(found, (Family, ContentFamily))):
         raise _failed(family, package, "the entry point names no subclass of Family or ContentFamily")
@@ -165,7 +166,7 @@ def _guard(found: Kind, name: str, package: Package) -> Callable[..., object]:
 
 def _failed(family: str, package: Package, error: BaseException | str, what: str = "") -> FamilyFailed:
     """Return an error that names the package and describes `error`. The description begins with the class of `error`,
-    except if `error` is an EngineUnusable or comes from a check."""
+    unless `error` is an EngineUnusable or the error of a check."""
     if isinstance(error, FamilyFailed):
         return error
     plain = isinstance(error, (EngineUnusable, _Invalid, msgspec.ValidationError))
@@ -184,8 +185,8 @@ Arguments: TypeAlias = Sequence[Any]
 
 def _plain(value: object, kind: type[_T]) -> _T:
     """Return a copy of a value in which all fields have the right types. Raises msgspec.ValidationError if a field has
-    a wrong type. The copy is made by way of JSON, in which NaN and infinity become null, so they also have a wrong
-    type."""
+    a wrong type. NaN and infinity have a wrong type, too, because the copy goes through JSON, where they become
+    null."""
     return msgspec.json.decode(msgspec.json.encode(value), type=ready(kind))
 
 
@@ -257,7 +258,7 @@ def _inputs(family: Opened, found: object, arguments: Arguments) -> Mapping[str,
     return dict(found)
 
 
-# By method of the contract: the check of its answer.
+# For each method of the contract: the check of the results.
 _CHECKS: dict[str, Callable[[Opened, object, Arguments], object]] = {
     "decode": _detections,
     "boxes": _detections,

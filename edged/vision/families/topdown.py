@@ -1,9 +1,9 @@
 """Top-down pose: models that find the keypoints of one person, RTMPose and HRNet.
 
 These models expect the part of a picture that shows one person. edged feeds them the whole picture, or its region of
-interest. The picture gives one detection, whose box is the whole picture, or none if the score is not above the
-threshold. As in the authors' evaluation on COCO, the score is the mean of the keypoints' scores above 0.2. If no
-keypoint has a score above 0.2, the score is the mean of all keypoints' scores (in the authors' evaluation it is 0).
+interest. If the score is above the threshold, the picture gives one detection, whose box is the whole picture. As in
+the authors' evaluation on COCO, the score is the mean of the keypoints' scores above 0.2. If no keypoint has a score
+above 0.2, the score is the mean of all keypoints' scores (in the authors' evaluation, the score is 0).
 
 Sources: open-mmlab/mmpose: mmpose/codecs/simcc_label.py (commit 01d4e7b), mmpose/codecs/utils/post_processing.py
 (commit 0b9a7cf), mmpose/datasets/transforms/topdown_transforms.py (commit 003cac4), mmpose/evaluation/metrics/
@@ -36,7 +36,7 @@ from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from edged.vision.signatures import patterns
 
-_VISIBLE = 0.2  # keypoints with a score above it count for the score of the person
+_VISIBLE = 0.2  # keypoints with a higher score count for the score of the person
 _SIMCC = ("simcc_x", "simcc_y")
 _STRIDE = 4  # input pixels for each pixel of a heatmap
 _COCO = 17  # keypoints of a person
@@ -55,8 +55,8 @@ class TopDown(Family, frozen=True):
     thresholds = Thresholds(score=0.3)
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`. The detection has keypoints. A keypoint with score 0 was not found, and its place has no
-        meaning."""
+        """See `Family.decode`. The detection has keypoints. The place of a keypoint with score 0 has no meaning,
+        because the model has not found this keypoint."""
         points = self.keypoints(outputs, index)
         rated = np.clip(points[:, 2], 0, 1)
         seen = rated[rated > _VISIBLE]
@@ -73,8 +73,8 @@ class RtmPose(TopDown, frozen=True):
     """RTMPose and other models with SimCC heads, as exported by mmdeploy.
 
     `simcc_x` [N, K, W * s] and `simcc_y` [N, K, H * s], FP32, have the scores of each x and each y for each keypoint,
-    in steps of 1/s input pixels. The default of mmpose is s = 2, but edged computes s from the shape. The x and y of a
-    keypoint are those with the highest scores; its score is the lower one of these two scores.
+    in steps of 1/s input pixels. The default of mmpose is s = 2, but edged computes s from the shape. A keypoint is at
+    the x and the y with the highest scores. The score of the keypoint is the lower one of these two scores.
     """
 
     name = "rtmpose"
@@ -114,9 +114,8 @@ class HrNet(TopDown, frozen=True):
     """HRNet, Simple Baselines and other models of mmpose with heatmaps that need no DARK or UDP decoding.
 
     One output, [N, K, H/4, W/4] FP32: a map for each keypoint. The maximum of the map gives place and score. As in the
-    source, the place is moved by a quarter of a map's pixel towards the higher neighbour on each axis, except at the
-    edge.
-    Names and shape are those of many other models, so only the setting `family` selects this family.
+    source, the place is moved by a quarter of a map's pixel towards the higher neighbour on each axis, except near an
+    edge. Many other models have an output of this shape, so only the setting `family` selects this family.
     """
 
     name = "hrnet"
@@ -152,8 +151,8 @@ class HrNet(TopDown, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Return an undecided claim that names the family, if there are maps for COCO's 17 keypoints. A segmentation
-        model with 17 classes has such maps, too."""
+        """Return an undecided claim that names the family, if the output has maps for COCO's 17 keypoints. A
+        segmentation model with 17 classes has such maps, too."""
         claim = cls.claim(evidence, "")
         if claim is None or claim.reading.keypoints[0] != _COCO or evidence.cells((_STRIDE,)) is None:
             return None

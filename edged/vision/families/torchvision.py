@@ -2,7 +2,7 @@
 
 Input [1, 3, H, W] FP32; outputs without a dimension for the batch: `boxes` [M, 4] xyxy in input pixels, `labels` INT64
 [M], `scores` [M]. The graph resizes and normalises the picture and does the NMS. The exporter does not set these three
-names. They are the names in the model's results, which most scripts use. Labels start at 1, 0 is the background.
+names. Most scripts set them, because they are the keys of the model's results. Labels start at 1, 0 is the background.
 Further outputs (masks, keypoints) are ignored. A graph that was traced with a list of pictures has an input [3, H, W],
 which is not decoded.
 

@@ -9,9 +9,9 @@ forms: corners, xyxy in 0..1 of the input, or offsets from the prior boxes, with
 named `simplified` and `without_postprocessing` have offsets.
 
 The grids of prior boxes have strides 8, 16, 32 and 64, and for each cell three, two, two and three squares. The grids
-cover the input exactly, even if its sides are not multiples of the stride. The repository's script for OpenCV always
-places the cells one stride apart. So for such an input, the script's boxes differ from those that edged and the models
-with corners return. On the files above, faces and boxes equal those of the source.
+cover the input exactly, even if the sides of the input are not multiples of the stride. The repository's script for
+OpenCV always places the cells one stride apart. So for such an input, the script's boxes differ from the boxes of edged
+and of models with corners. On the files above, faces and boxes equal those of the source.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _CORNERS, _OFFSETS = "corners", "offsets"
 
 
 class UltraFace(Ssd, frozen=True):
-    """UltraFace; see the module. An Exp in the graph shows that boxes are corners, because the conversion to corners
-    needs an Exp. The setting `decode.boxes` (`corners` or `offsets`) overrides this.
+    """UltraFace; see the module. An Exp in the graph shows that boxes are corners, because the conversion of offsets to
+    corners needs an Exp. The setting `decode.boxes` (`corners` or `offsets`) overrides this.
 
     As in the source, pictures are stretched. The source's NMS considers only the 200 best boxes of a class; edged's NMS
     considers the 4096 best boxes.
@@ -95,7 +95,7 @@ class UltraFace(Ssd, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by the number of its prior boxes. At the same input size, other models have another number."""
+        """Claim a model by the number of prior boxes. At the same input size, other models have another number."""
         if set(evidence.output_names) != {"scores", "boxes"}:
             return None
         if any(isinstance(spec.shape[1], str) for spec in evidence.outputs if len(spec.shape) == 3):

@@ -49,8 +49,8 @@ class Ultralytics(Family, frozen=True):
 
     One output, [N, 4 + classes, A]: a column for each of the A grid cells at strides 8, 16, 32. A column has cx, cy, w,
     h in input pixels and one score per class, after the sigmoid. No objectness, no NMS. Source: `Detect.forward` of the
-    ultralytics package and the metadata of its `Exporter`. YOLOv9's repository exports the same tensor. For models with
-    an auxiliary head it exports two such tensors, of which the second is the main head's (`DualDDetect.forward`).
+    ultralytics package and the metadata of its `Exporter`. YOLOv9's repository exports the same tensor, and for models
+    with an auxiliary head two such tensors, of which the second is the main head's (`DualDDetect.forward`).
     """
 
     name = "ultralytics"
@@ -74,14 +74,14 @@ class Ultralytics(Family, frozen=True):
 
     @classmethod
     def by_metadata(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by the exporter's metadata. Keys were added over the years, so each is optional."""
+        """Claim a model by the exporter's metadata. Every key is optional, because old exporters write fewer keys."""
         meta = evidence.metadata
         if meta.task is None and not (meta.names and meta.stride):
             return None
         if meta.task not in (None, "detect"):
             return not_decoded(f"an Ultralytics {meta.task} export")
         if meta.head == "RTDETRDecoder" or meta.end2end or meta.nms:
-            # The rules of these families have run before and did not match.
+            # The rules of end-to-end and RT-DETR exports ran before this rule, and did not match.
             what = "metadata of an end-to-end or RT-DETR export, but not the tensor of one"
             return undecided(what, cls.name, "ultralytics-end2end", "rtdetr-ultralytics")
         return cls._by_rows(evidence)
@@ -103,7 +103,8 @@ class Ultralytics(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model without metadata that has exactly as many columns as the input has grid cells."""
+        """Claim a table with exactly as many columns as the input has grid cells. If the rows can have several
+        meanings, return an undecided claim."""
         output, cells = evidence.only_output, evidence.cells()
         if output is None or len(output.shape) != 3 or cells is None:
             return None
@@ -130,7 +131,7 @@ def _main_output(evidence: Evidence) -> TensorSpec | None:
 
 
 def _is_cells(evidence: Evidence, columns: Dim) -> bool:
-    """Whether columns may be grid cells. An open dimension is accepted, because the caller also checks the metadata."""
+    """Whether columns can be grid cells. An open dimension is accepted, because the caller also checks the metadata."""
     return isinstance(columns, str) or any(columns == evidence.cells(strides) for strides in _STRIDES)
 
 
@@ -141,8 +142,8 @@ class UltralyticsEnd2End(Family, frozen=True):
     """Detectors that need no NMS: NMS-free heads (v10, 26) and exports with `nms=True`.
 
     One output, [N, K, 6]: xyxy in input pixels, score, class; best first, padded with zeros. Two other formats have the
-    same shape, so the metadata must show this format: `end2end` (always present since 8.4.8) or `nms` in `args`. Before
-    8.4.8 `end2end` can be missing. Then six columns mean this format, except if the model has two classes: an RT-DETR
+    same shape, so the metadata must show this format: `end2end` (always present since 8.4.8) or `nms` in `args`. In an
+    export before 8.4.8 without `end2end`, six columns mean this format, unless the model has two classes: an RT-DETR
     with two classes has six columns, too. With `dynamic=True` the number of columns is open.
     """
 
@@ -159,7 +160,7 @@ class UltralyticsEnd2End(Family, frozen=True):
         output, meta = evidence.table(6), evidence.metadata
         if output is None or (output.shape[2] != 6 and not (is_declared and isinstance(output.shape[2], str))):
             return None
-        # An NMS-free head sorts its predictions and drops none.
+        # An NMS-free head sorts its predictions, and drops no prediction.
         reading = Reading((output.name,), is_list=True, is_suppressed=not meta.end2end)
         return Claim(cls.name, reason, reading, len(meta.names) or None)
 
@@ -244,8 +245,7 @@ class UltralyticsTask(Family, frozen=True):
         return picture_tensor(outputs, self.reading.outputs[0], index, *sizes)
 
     def _select(self, table: Array, more: int, score: float) -> tuple[Candidates, Array]:
-        """Return the detections above a score, with their boxes, and an array [n, more] of their `more` other values,
-        unchanged."""
+        """Return the detections above a score, and the `more` other values of each, [n, more], as in the table."""
         if not self.needs_nms:
             offered = select_candidates(table[:, :4], table[:, 4], table[:, 5], score)
             return offered, table[offered.rows, 6:]
@@ -304,8 +304,8 @@ def _keypoints(points: Floats, placement: Placement) -> Floats:
 
 
 def _values_left(evidence: Evidence) -> tuple[int, int]:
-    """Return the number of keypoints and the number of values per keypoint with which the keypoints fill the table. A
-    keypoint has three values if possible, otherwise two. Return 0 keypoints if neither number fits."""
+    """Return the number of keypoints and the number of values per keypoint, if all values besides box and classes are
+    keypoints. A keypoint has three values if possible, otherwise two. Return 0 keypoints if neither number fits."""
     tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
     if len(tables) != 1:
         return 0, 0
@@ -323,7 +323,7 @@ class UltralyticsObb(UltralyticsTask, frozen=True):
 
     Boxes are cx, cy, w, h in both forms; segment and pose have xyxy in the form "rows" instead. Source:
     `OBB.decode_bboxes` and `NMSModel` of the ultralytics package. As in this package, the NMS compares boxes by their
-    probabilistic IoU, and even suppressed boxes suppress others.
+    probabilistic IoU, and suppressed boxes also suppress other boxes.
     """
 
     name = "ultralytics-obb"

@@ -33,9 +33,9 @@ class UltralyticsSegment(UltralyticsTask, frozen=True):
     mask of a detection has the pixels for which the sum of the prototypes, weighted by the detection's coefficients, is
     above zero. `reading.outputs` are the table and the prototypes.
 
-    Source: `Segment.forward` and `process_mask` of the ultralytics package. As in this package, a mask is cut to its
-    box, and a detection whose mask is empty is dropped. Unlike in this package, masks always have the resolution of the
-    original picture.
+    Source: `Segment.forward` and `process_mask` of the ultralytics package. As in this package, a mask is cut to the
+    box of the detection, and a detection with an empty mask is dropped. Unlike in this package, masks always have the
+    size of the original picture.
     """
 
     name = "ultralytics-segment"
@@ -63,7 +63,7 @@ class UltralyticsSegment(UltralyticsTask, frozen=True):
     def _weighted(
         self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds
     ) -> tuple[Detections, Array]:
-        """Return detections without their masks, and the prototypes' weights for each mask, [n, 32]."""
+        """Return detections without masks, and the weights of the prototypes for each mask, [n, 32]."""
         more = len(self._prototypes(outputs, index))
         offered, weights = self._select(self._table(outputs, index, more), more, thresholds.score)
         numbered = offered._replace(rows=np.arange(len(offered.rows)))
@@ -89,25 +89,24 @@ class Prototypes:
     """Prototypes [m, h, w] that cover the whole input, which has `size` (width, height) pixels.
 
     A mask has the pixels for which the weighted sum of the prototypes, interpolated between their pixels, is above
-    zero. Only the part within a detection's box is computed, directly in pixels of the picture, for any placement. If
-    the n boxes cover more than `MAX_PIXELS` in total, masks of boxes above `MAX_PIXELS` / n are computed at a lower
-    resolution.
+    zero. Only the part in a detection's box is computed, directly in pixels of the picture, for any placement. If the n
+    boxes cover more than `MAX_PIXELS` together, masks of boxes with more than `MAX_PIXELS` / n pixels are computed at a
+    lower resolution.
     """
 
     def __init__(self, prototypes: Array, size: tuple[int, int], placement: Placement) -> None:
         self._prototypes = prototypes.astype(np.float32, copy=False)
         self._width, self._height = placement.width, placement.height
-        # From the centre of a picture's pixel to an index of the prototypes, whose centres are at .5 as well.
+        # The map from pixel indices of the picture to indices of the prototypes. The centre of pixel i is at i + 0.5.
         fine = np.array(((prototypes.shape[2] / size[0],), (prototypes.shape[1] / size[1],)))
         way = placement.to_input() * fine
         way[:, 2] += way[:, :2].sum(axis=1) / 2 - 0.5
         self._way = way
 
     def masks(self, weights: Array, boxes: Floats) -> list[Counts | None]:
-        """Return the masks of n detections with weights [n, m] and boxes xyxy [n, 4] inside the picture, in its pixels.
-
-        An empty mask is None. Raises TooLarge if the masks have more than `MAX_RUNS` runs.
-        """
+        """Return the masks of n detections with weights [n, m] and boxes xyxy [n, 4], which are in pixels of the
+        picture and inside the picture. An empty mask is None. Raises TooLarge if the masks have more than `MAX_RUNS`
+        runs."""
         pixels = np.ceil(boxes - 0.5).astype(int)  # pixels whose centre is in the box
         areas = (pixels[:, 2:] - pixels[:, :2]).clip(0).prod(axis=1)
         steps = np.where(areas * len(areas) > MAX_PIXELS, math.ceil(math.sqrt(areas.sum() / MAX_PIXELS)), 1)
@@ -130,7 +129,7 @@ class Prototypes:
         if x2 <= x1 or y2 <= y1:
             return None
         columns, rows = -(-(x2 - x1) // step), -(-(y2 - y1) // step)
-        aside = (step - 1) / 2  # from the first of `step` pixels to their centre
+        aside = (step - 1) / 2  # from the first of `step` pixels to the centre of these pixels
         last = (columns - 1) * step + aside, (rows - 1) * step + aside
         corners = np.array(((x1 + aside, y1 + aside, 1), (x1 + last[0], y1 + last[1], 1))) @ self._way.T
         left, right = self._reach(corners[:, 0], self._prototypes.shape[2])
@@ -155,8 +154,8 @@ class Prototypes:
         return masks.encode(inside, x1, y1, self._width, self._height)
 
     def _logits(self, weights: Floats, rows: slice, columns: slice) -> Floats:
-        """Return the weighted sum of a part of the prototypes. A small part is copied first; for a large one, summing
-        everything costs less than the copy."""
+        """Return the weighted sum of a part of the prototypes. A small part is copied first. For a large part, the sum
+        of all prototypes costs less than the copy."""
         part = self._prototypes[:, rows, columns]
         if part.size * 8 < self._prototypes.size:
             return np.tensordot(weights, part, axes=1)

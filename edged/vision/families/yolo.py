@@ -51,8 +51,8 @@ _RAW_HEADS = ", ".join(f"[N, 3, H/{stride}, W/{stride}, 5+classes]" for stride i
 
 
 def _certain(table: Array, thresholds: Thresholds) -> tuple[Rows, Floats]:
-    """Return index and float32 values of the rows whose objectness is above the threshold: no score in a row can exceed
-    the row's objectness."""
+    """Return the indices and float32 values of the rows whose objectness is above the threshold. No score in a row can
+    be above the row's objectness."""
     rows = np.flatnonzero(np.greater(table[:, 4], thresholds.score))
     return rows, table[rows].astype(np.float32)
 
@@ -65,11 +65,11 @@ def _rated(centred: Floats, table: Floats, placement: Placement, thresholds: Thr
 
 
 class YoloV5(Family, frozen=True):
-    """The YOLOv5 repository's exports, and those of the YOLOv7 repository with `--grid`, which are the same tensor.
+    """Exports of the YOLOv5 repository, and of the YOLOv7 repository with `--grid`, which have the same output.
 
     One output, [N, 3A, 5 + classes]: three anchors for each of the A grid cells, with cx, cy, w, h in input pixels,
     objectness and one score per class, all after the sigmoid; without NMS. Source: `Detect.forward` of both
-    repositories. Old exports have their three raw heads as further outputs.
+    repositories. Old exports also have the three raw heads as outputs.
     """
 
     name = "yolov5"
@@ -85,7 +85,7 @@ class YoloV5(Family, frozen=True):
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
-        """See `Opened.claim`. Raw heads may be further outputs besides the table."""
+        """See `Opened.claim`. The model may have raw heads besides the table."""
         tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
         if len(tables) != 1 or any(len(spec.shape) not in (3, 5) for spec in evidence.outputs):
             return None
@@ -119,12 +119,12 @@ _GRID, _END2END, _FLAT, _HEADS = "grid", "end2end", "max-wh", "heads"
 
 
 class YoloV7(YoloV5, frozen=True):
-    """The YOLOv7 repository's exports, except those with `--grid` alone, which `YoloV5` decodes:
+    """Exports of the YOLOv7 repository. `YoloV5` recognises exports with only `--grid`. The others are:
 
     - `--grid --end2end`: `num_dets` [N, 1], `det_boxes` [N, K, 4] xyxy in input pixels, `det_scores` and `det_classes`
       [N, K]; NMS is in the graph.
-    - the same with `--max-wh`: one `output` [M, 7], a row per detection: picture, xyxy, *class, score*.
-    - without `--grid`: three raw heads [N, 3, rows, columns, 5 + classes], before the sigmoid. Their anchors are not in
+    - `--grid --end2end --max-wh`: one `output` [M, 7], a row per detection: picture, xyxy, *class, score*.
+    - without `--grid`: three raw heads [N, 3, rows, columns, 5 + classes], before the sigmoid. The anchors are not in
       the file, so the setting `decode.anchors` must give them. YOLOv5's raw heads are the same.
 
     Source: `IDetect` and `End2End` of its `models`.
@@ -151,7 +151,7 @@ class YoloV7(YoloV5, frozen=True):
         return _rated(table[:, :4], table, placement, thresholds)
 
     def _head(self, head: Array, anchors: tuple[float, ...], score: float) -> Floats:
-        """Decode candidates of one raw head [anchors, rows, columns, 5 + classes] to rows as in exports with
+        """Decode the candidates of one raw head [anchors, rows, columns, 5 + classes]. Return rows as in an export with
         `--grid`."""
         anchor, row, column = np.nonzero(np.greater(head[..., 4], logit(score)))
         raw = sigmoid(head[anchor, row, column].astype(np.float32))
@@ -196,8 +196,8 @@ class YoloV7(YoloV5, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by its exporter's output names. The flat output is claimed only if nothing suggests
-        YOLO-NAS."""
+        """Claim a model by the exporter's output names. An output [M, 7] is claimed only if no property of the model
+        suggests YOLO-NAS or seven classes."""
         if set(evidence.output_names) == set(cls.counted):
             return cls.claim(evidence, f"names of an end-to-end YOLOv7 export ({', '.join(cls.counted)})")
         if evidence.flat_list is None or evidence.flat_list.name != "output" or evidence.may_be_classes:
@@ -242,7 +242,7 @@ class YoloX(Family, frozen=True):
     One output, [N, A, 5 + classes]: one row for each of the A grid cells at strides 8, 16, 32. A row has a box, and,
     after the sigmoid, objectness and one score per class. No NMS. By default the box is in units of its cell: centre =
     (xy + cell) * stride, size = exp(wh) * stride. With `--decode_in_inference` the box is cx, cy, w, h in input pixels.
-    An Exp in the graph shows this form; the setting `decode.boxes` (`grid` or `pixels`) overrides it. Source:
+    An Exp in the graph shows this second form. The setting `decode.boxes` (`grid` or `pixels`) overrides this. Source:
     `YOLOXHead` and `tools/export_onnx.py` of its repository.
     """
 
@@ -304,7 +304,7 @@ class YoloX(Family, frozen=True):
         return cls.claim(evidence, f"number of rows: {what}, as in a YOLOX export")
 
 
-_QUERIES = 1000  # with at most this many rows, a model could be an end-to-end export
+_QUERIES = 1000  # a model with more rows is not an end-to-end export
 
 
 class DeepStreamYolo(Family, frozen=True):
@@ -327,13 +327,13 @@ class DeepStreamYolo(Family, frozen=True):
         output = evidence.table(6)
         if output is None or output.shape[2] != 6:
             return None
-        # `is_list`: the label of a cell without an object depends on rounding, so rows must not be compared.
+        # `is_list`, because rows must not be compared: the label of a cell without an object depends on rounding.
         return Claim(cls.name, reason, Reading((output.name,), is_list=True))
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model if its tensors have the names that the scripts give, and the number of rows is right. The
-        number must be that of the grid cells, three times as large, or above 1000."""
+        """Claim a model if its tensors have the names that the scripts give, and the number of rows is the number of
+        grid cells, three times this number, or any number above 1000."""
         output, cells = evidence.table(6), evidence.cells()
         if output is None or output.name != "output" or evidence.picture.name != "input":
             return None
@@ -378,8 +378,8 @@ class YoloNas(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by its exporter's output names. A flat output [M, 7] with another name is claimed if the input
-        is UINT8 and the output cannot be seven classes."""
+        """Claim a model by the exporter's output names. An output [M, 7] with another name is claimed if the input is
+        UINT8 and the output cannot be seven classes."""
         if set(evidence.output_names) == set(cls.counted):
             return cls.claim(evidence, f"names of a YOLO-NAS export ({', '.join(cls.counted)})")
         flat = evidence.flat_list

@@ -42,12 +42,12 @@ _NAMES = tuple(f"{kind}_{stride}" for kind in _COLUMNS for stride in _STRIDES)
 
 
 class YuNet(Family, frozen=True):
-    """YuNet as in OpenCV's model zoo since 2023; see the module. Keypoints have no score of their own.
+    """YuNet as in OpenCV's model zoo since 2023; see the module. The model gives no scores of keypoints: they get 1.
 
-    As in OpenCV, pictures lie in the upper left corner, padded with black. OpenCV does not scale them, because it runs
-    the network at the size of the picture; edged fits them into the model's input. OpenCV rounds boxes to whole pixels
-    before the NMS, edged does not. The score threshold is that of the zoo's class `YuNet`. The zoo's demo and OpenCV
-    use 0.9, which drops small faces: in a picture of a crowd, all 77 faces had scores between 0.7 and 0.9.
+    As in OpenCV, pictures lie in the upper left corner, padded with black. OpenCV does not scale pictures, because it
+    runs the network at the size of the picture; edged fits pictures into the model's input. OpenCV rounds boxes to
+    whole pixels before the NMS, edged does not. The score threshold is that of the zoo's class `YuNet`. The zoo's demo
+    and OpenCV use 0.9, which drops small faces: in a picture of a crowd, all 77 faces had scores between 0.7 and 0.9.
     """
 
     name = "yunet"
@@ -64,8 +64,7 @@ class YuNet(Family, frozen=True):
         return to_keypoint_detections(boxes, scores, points, placement, thresholds, needs_nms=True)
 
     def _scale(self, outputs: Outputs, index: int, stride: int, score: float) -> tuple[Floats, Floats, Floats]:
-        """Decode one grid. Return boxes xyxy [n, 4], scores [n] and landmarks [n, 5, 2]. Boxes and
-        landmarks are in input pixels."""
+        """Decode one grid. Return boxes xyxy [n, 4], scores [n] and landmarks [n, 5, 2], in input pixels."""
         across, down = self.grid(stride)
         face, there, box, landmarks = (
             picture_tensor(outputs, f"{kind}_{stride}", index, across * down, columns)
