@@ -33,7 +33,6 @@ KNOWN = frozenset(
             "huggingface_hub",
             "joblib",
             "keras",
-            "lightgbm",
             "numpy",
             "onnx",
             "onnxmltools",
@@ -41,7 +40,7 @@ KNOWN = frozenset(
             "onnxscript",
         ),
         *("paddle", "paddle2onnx", "rfdetr", "sklearn", "skl2onnx", "tensorflow", "tf2onnx", "timm", "torch"),
-        *("torchvision", "transformers", "ultralytics", "xgboost"),
+        *("torchvision", "transformers", "ultralytics"),
     )
 )
 _NAMED = ("rfdetr", "timm", "torchvision")

@@ -45,8 +45,8 @@ class Category(str, enum.Enum):
         return category
 
     # file
-    MISSING = "missing", "name the .onnx file itself"
-    UNREADABLE = "unreadable", "let edged's user read it"
+    MISSING = "missing", "check the path, and name the .onnx file itself"
+    UNREADABLE = "unreadable", "give edged's user read permission for the file"
     NOT_A_FILE = "not_a_file", "name the .onnx file itself"  # FIFO, directory, device
     EMPTY = "empty", "copy the model again"
     TOO_LARGE = "too_large", "export the model with its weights as external data, and without nested functions"

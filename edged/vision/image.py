@@ -146,8 +146,8 @@ def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, 
     interleaved chroma rows have the same stride, the rows of I420's two chroma planes have half this stride. YUV is
     interpreted as BT.601 limited range, as in OpenCV. The padding after the very last row may be missing.
 
-    Raises InvalidImage for an impossible size or stride, for more than `MAX_PIXELS`, or if the length of `data` does
-    not fit.
+    Raises TooLarge for more than `MAX_PIXELS`, and InvalidImage for an impossible size or stride, or if the length of
+    `data` does not fit.
     """
     what = f"a raw {pixel_format.value} picture of {width}x{height} pixels"
     depth, subsampled = (3 if pixel_format in (PixelFormat.BGR, PixelFormat.RGB) else 1), pixel_format in _SUBSAMPLED
@@ -156,7 +156,7 @@ def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, 
     if width < 1 or height < 1:
         raise InvalidImage(f"{what} is invalid; give a positive width and height")
     if width * height > MAX_PIXELS:
-        raise InvalidImage(f"{what} is over the limit of {MAX_PIXELS} pixels; send a smaller picture")
+        raise TooLarge(f"{what} is over the limit of {MAX_PIXELS} pixels; send a smaller picture")
     if stride < row:
         raise InvalidImage(f"{what} needs a stride of at least {row} bytes, got {stride}; give 0 for packed rows")
     if subsampled and (width % 2 or height % 2):

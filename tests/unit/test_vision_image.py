@@ -190,7 +190,7 @@ def test_from_raw_bgr_is_a_view():
 @pytest.mark.parametrize("size", [(0, 4), (4, 0), (-2, 4), (2**31, 2**31), (2**63, 2), (100_000, 1000)])
 @pytest.mark.parametrize("pixel_format", list(PixelFormat))
 def test_from_raw_impossible_size_is_refused(pixel_format, size):
-    with pytest.raises(InvalidImage, match=r"invalid|over the limit"):
+    with pytest.raises((InvalidImage, TooLarge), match=r"invalid|over the limit"):
         from_raw(b"1234", pixel_format, *size)
 
 
