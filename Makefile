@@ -1,8 +1,8 @@
 # Two commands need nothing before them on Debian or Ubuntu with Python >= 3.10:
 #   make demo    starts a daemon, streams cameras through it, shows what happens, ends by itself
-#   make test    lint, types, architecture rules and all tests
+#   make test    lint, types, architecture rules and tests
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-newest test-oldest lock short lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
+.PHONY: help demo test test-heavy test-long test-newest test-oldest lock short lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
   test-export test-perf-analyzer test-onnx-backend test-page test-zoo fuzz soak attack kills \
   resolve-arm64 docs verified reference release-check bench deb image test-packages install uninstall test-systemd format clean
 
@@ -75,7 +75,7 @@ test: lint architecture  ## All checks and tests that a change must pass.
 short: $(VENV)/.dev
 	@$(BIN)/python -m compileall -q edged
 	@$(BIN)/python -m pytest tests/system tests/integration tests/unit --collect-only -qq >/dev/null
-	$(PYTEST) tests/system tests/integration tests/unit -m 'not long' $(ARGS)
+	$(PYTEST) tests/system tests/integration tests/unit -m 'not long and not heavy' $(ARGS)
 
 lint: $(VENV)/.dev  ## Check style and find likely bugs (ruff).
 	$(BIN)/ruff check .
@@ -96,6 +96,9 @@ integration: $(VENV)/.dev  ## Run the tests with a real daemon, real sockets and
 system: $(VENV)/.dev  ## Run the tests of the command line and of the demo.
 	$(PYTEST) tests/system -m 'not long' $(ARGS)
 
+test-heavy: $(VENV)/.dev  ## Run the other tests that CI runs: several boxes, exports, invalid models, the service.
+	$(PYTEST) tests/system tests/integration -m 'heavy and not long' $(ARGS)
+
 test-long: WORKERS = 2
 test-long: $(VENV)/.dev  ## Run the tests that take minutes.
 	$(PYTEST) tests/system tests/integration tests/unit -m long $(ARGS)
@@ -104,14 +107,14 @@ test-long: $(VENV)/.dev  ## Run the tests that take minutes.
 # versions that pyproject.toml allows still work. Each has a virtual environment of its own.
 test-newest:  ## Run all tests with the newest release of each dependency.
 	@rm -rf .venv-newest
-	@$(MAKE) VENV=.venv-newest CONSTRAINTS=/dev/null --no-print-directory short
+	@$(MAKE) VENV=.venv-newest CONSTRAINTS=/dev/null --no-print-directory short test-heavy
 
 test-oldest: $(VENV)/.dev  ## Run all tests with the oldest releases that edged allows.
 	@rm -rf .venv-oldest && mkdir .venv-oldest
 	@$(PIP) uv
 	@$(UV_COMPILE) --python $(BIN)/python --resolution lowest-direct --extra dev pyproject.toml constraints.in \
 	  -o .venv-oldest.txt
-	@$(MAKE) VENV=.venv-oldest CONSTRAINTS=.venv-oldest.txt --no-print-directory short
+	@$(MAKE) VENV=.venv-oldest CONSTRAINTS=.venv-oldest.txt --no-print-directory short test-heavy
 
 # The second half asks whether each Python and processor has a wheel of everything that is named for it.
 UV_COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --only-binary :all:

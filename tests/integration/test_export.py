@@ -19,6 +19,8 @@ from tests.export.stand_ins.joblib import Estimator
 from tests.integration.daemon import Daemon
 from tests.stand_in import stand_in
 
+pytestmark = pytest.mark.heavy
+
 CONFINED = pytest.mark.skipif(bool(confine.lacking()), reason="this kernel cannot confine the framework")
 STAND_INS = Path(__file__).parents[1] / "export" / "stand_ins"
 

@@ -17,6 +17,8 @@ from edged.vision.content import Anomaly, Embedding
 from tests.integration.daemon import Daemon
 from tests.integration.onnx_files import write
 
+pytestmark = pytest.mark.heavy
+
 # Means of red, green and blue as logits, for pictures of any size; as Optimum declares the tensors of a classifier.
 LOGITS = """(float[batch_size,num_channels,height,width] pixel_values) => (float[batch_size,3] logits) {
     means = GlobalAveragePool(pixel_values)

@@ -20,7 +20,7 @@ from edged.api_types import ModelInfo
 from edged.shapes import MODEL_PATH
 from tests.integration.daemon import Daemon, wait_for
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 
 class Fleet:

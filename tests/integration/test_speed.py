@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.bench.rows import Bench, tensors
+
+pytestmark = pytest.mark.heavy
 
 
 def test_tensors_row_identity_model_stays_within_wide_margin_of_empty_call() -> None:

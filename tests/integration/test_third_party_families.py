@@ -19,6 +19,8 @@ from edged.errors import EdgedError, ErrorCode, FamilyFailed
 from tests.family_package import describe, environment, install, save_model
 from tests.integration.daemon import Daemon, wait_for
 
+pytestmark = pytest.mark.heavy
+
 NAME = "car-plates"
 PICTURE = np.full((64, 128, 3), 90, np.uint8)  # the model's object is at (32, 16, 96, 48) of it
 ALLOWED = '[families]\nallow = ["car-plates"]\n'

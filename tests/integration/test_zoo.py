@@ -32,6 +32,8 @@ from tests.zoo.judged import judge
 from tests.zoo.manifest import exhibits
 from tests.zoo.words import WORDS
 
+pytestmark = pytest.mark.heavy
+
 _SECONDS = 20.0  # time limit for a model on a machine with a free processor
 _STARVED = 4  # factor for the time limit on a busy machine
 _MOST = 2 << 30  # bytes of memory for all children together

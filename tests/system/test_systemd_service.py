@@ -18,7 +18,7 @@ from tests.system.systemd import Unavailable
 from tests.system.systemd.box import SHARED, Box
 from tests.system.systemd.service import CONFIG, MAKE, UNIT, Service, shared
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
 _STOP_SECONDS = 20.0  # the unit's TimeoutStopSec
 _SOCKETS = ("edged.socket", "edged-operate.socket")
 _UNITS = ("edged.service", *_SOCKETS, "edged-refresh.service", "edged-refresh.path")
