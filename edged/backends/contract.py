@@ -109,7 +109,7 @@ class Order(msgspec.Struct, frozen=True):
     """A request to build or open an engine of a model. `artefact` is None before the engine is built, and always for a
     reference engine.
 
-    Only TensorRT uses two of the fields. `capability` is the CUDA compute capability to build for, such as "8.6"; empty
+    Two fields are for backends that time kernels. `capability` is the CUDA compute capability to build for, such as "8.6"; empty
     to build for the recipe's device. `timings` is the path of a file that keeps kernel timings of this device between
     builds; the file need not exist.
     """
@@ -232,8 +232,8 @@ class Backend(Protocol):
     """A runtime that can build and open engines."""
 
     name: str
-    # For these precisions, the caller of `build` converts the graph first (`jobs/precision.py`). For all other
-    # precisions, the backend itself converts the model.
+    # For these precisions (fp16, int8), the caller of `build` converts the graph first (`jobs/precision.py`). For all
+    # other precisions, the backend itself converts the model.
     converted_in_graph: frozenset[str]
 
     def version(self) -> str:
@@ -258,7 +258,8 @@ class Backend(Protocol):
         `jobs/runtimes.py` calls it dozens of times, with models of one node, to find the opsets of the runtime."""
 
     def operators(self) -> Operators | None:
-        """Return the operators that the runtime has; None if it does not report them."""
+        """Return the operators that the runtime has; None if it does not report them. Then admission skips the check of
+        operators."""
 
     def trial(self, order: Order) -> Session | None:
         """Try whether the runtime accepts the model with the order's recipe, without storing an engine. Returns a

@@ -1,5 +1,5 @@
-"""Messages between the daemon and an engine host: MessagePack in the frames of `ipc.frames`. Bulk bytes (pictures,
-tensors and results) are in the arena, or follow a message that the host sends."""
+"""Messages between the daemon and an engine host: MessagePack in the frames of `ipc.frames`. Pictures, tensors and
+raw outputs are in the arena. Detections and contents, and raw outputs that do not fit, follow the host's message."""
 
 from __future__ import annotations
 

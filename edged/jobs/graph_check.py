@@ -2,7 +2,7 @@
 
 These checks come before a runtime opens the model, because some runtimes crash on an invalid graph, and some never end.
 The errors of runtimes do not say whether the exporter or the runtime is at fault. `edged.jobs.inspect` checks types and
-shapes of inputs and outputs. Initialisers among `graph.input` are no error.
+shapes of inputs and outputs. Initializers among `graph.input` are no error.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _graph(graph: onnx.GraphProto, outer: Sequence[_Names], taken: Sequence[_Nam
 
 def _own_names(graph: onnx.GraphProto, inputs: Sequence[str], constants: Sequence[str]) -> Iterator[Finding]:
     outputs = [value.name for value in graph.output]
-    for kind, names in (("an input", inputs), ("an output", outputs), ("an initialiser", constants)):
+    for kind, names in (("an input", inputs), ("an output", outputs), ("an initializer", constants)):
         for name in names:
             yield from _bad_name(name, kind)
         for name in _twice(names):
@@ -86,7 +86,7 @@ def _own_names(graph: onnx.GraphProto, inputs: Sequence[str], constants: Sequenc
 def _nodes(
     nodes: Sequence[onnx.NodeProto], given: _Names, outer: Sequence[_Names], taken: Sequence[_Names]
 ) -> Iterator[Finding]:
-    """Yield the findings about the nodes of a graph or function. `given`: the names of the inputs and initialisers
+    """Yield the findings about the nodes of a graph or function. `given`: the names of the inputs and initializers
     of this graph or function. `outer` and `taken` are as in `_graph`."""
     makers: dict[str, int] = {}
     names: set[str] = set()
@@ -105,7 +105,7 @@ def _nodes(
                 other = (
                     called(nodes[makers[name]]) + " also produces"
                     if name in makers
-                    else "is also the name of an input or initialiser"
+                    else "is also the name of an input or initializer"
                 )
                 message = f"{called(node)} produces {text(name)[:100]!r}, which {other}"
                 yield _finding(Category.DUPLICATE, message, label(node))

@@ -40,7 +40,7 @@ _DATATYPES = {
     onnx.TensorProto.BFLOAT16: "BF16",
 }
 _FIRST_OPTIONAL = 4  # IR version
-_MOST_ELEMENTS = 16  # the most elements of an input with a default; larger initialisers among the inputs are weights
+_MOST_ELEMENTS = 16  # the most elements of an input with a default; larger initializers among the inputs are weights
 _NO_DEFAULTS = ("BYTES", "BF16")  # inputs of these types get no default: sessions convert them by the signature
 _ZIPMAP = "export it with options={'zipmap': False}: skl2onnx.to_onnx(model, x, options={'zipmap': False})"
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
@@ -133,19 +133,19 @@ def _digest(
 
 def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Value], list[_Value]]:
     """Return inputs and outputs with their findings. An output without a type or shape gets the inferred ones."""
-    # Before IR version 4 every initialiser was listed as an input as well.
-    initialisers = {tensor.name for tensor in graph.initializer}
+    # Before IR version 4 every initializer was listed as an input as well.
+    initializers = {tensor.name for tensor in graph.initializer}
     worked_out = {value.name: value for value in inferred.output}
-    inputs = [_value(value) for value in graph.input if value.name not in initialisers]
+    inputs = [_value(value) for value in graph.input if value.name not in initializers]
     outputs = [worked_out.get(value.name, value) if _is_open(value) else value for value in graph.output]
     zipped = {name for node in graph.node if node.op_type == "ZipMap" for name in node.output}
     return inputs, [_value(value, _ZIPMAP if value.name in zipped else "") for value in outputs]
 
 
 def _optional(proto: onnx.ModelProto) -> tuple[TensorSpec, ...]:
-    """Return the inputs with a default, such as thresholds, scales and flags. These are small initialisers that are
-    also inputs. Large initialisers are weights, which some exporters also list as inputs. Before IR version 4, files
-    had to list every initialiser as an input, so the list does not show which inputs have a default. For such files,
+    """Return the inputs with a default, such as thresholds, scales and flags. These are small initializers that are
+    also inputs. Large initializers are weights, which some exporters also list as inputs. Before IR version 4, files
+    had to list every initializer as an input, so the list does not show which inputs have a default. For such files,
     return no inputs."""
     if proto.ir_version < _FIRST_OPTIONAL:
         return ()

@@ -44,7 +44,7 @@ _POSITIONS = {"RoiAlign": (1, 2), "GridSample": (1,), "Resize": (1, 2, 3), "Upsa
 class Model:
     """A model's main graph and the properties of its values.
 
-    constants: maps names to initialisers and outputs of Constant nodes. types: maps the names of values that are known
+    constants: maps names to initializers and outputs of Constant nodes. types: maps the names of values that are known
     to be tensors to their element types (onnx.TensorProto.DataType). used: the names of the values that nodes read or
     that are outputs.
     """
@@ -90,17 +90,17 @@ class Model:
     def write(self, path: Path, change: Callable[[TensorProto], None] | None = None) -> None:
         """Write a new file, with weights in another file next to it if the model had external data or is large.
 
-        Each initialiser is loaded, changed by `change`, and written before the next one is loaded. So only one external
+        Each initializer is loaded, changed by `change`, and written before the next one is loaded. So only one external
         tensor is in memory at a time. Do not use the model afterwards.
         """
-        initialisers, tensors = len(self.graph.initializer), list(_tensors(self.graph))
+        initializers, tensors = len(self.graph.initializer), list(_tensors(self.graph))
         outside = any(_is_outside(tensor) for tensor in tensors) or sum(map(_byte_size, tensors)) > _LARGE
         with contextlib.ExitStack() as stack:
             data = path.with_name(f"{path.name}.data")
             file = stack.enter_context(data.open("xb")) if outside else None
             for number, tensor in enumerate(tensors):
                 ready = self._loaded(tensor)
-                if change is not None and number < initialisers:
+                if change is not None and number < initializers:
                     change(ready)
                 if file is not None and len(ready.raw_data) >= _SMALL:
                     _put_outside(ready, file, data.name)

@@ -89,7 +89,7 @@ class _Rewriter:
         self._names: dict[tuple[str, int], str] = {}
 
     def rewrite(self) -> frozenset[str]:
-        """Change the graph's nodes and declarations. Return the names of the initialisers to convert to float16."""
+        """Change the graph's nodes and declarations. Return the names of the initializers to convert to float16."""
         made_by_nodes = {name for node in self._graph.node for name in node.output}
         nodes = [cast for name in self._wanted if name not in made_by_nodes for cast in self._casts(name)]
         for index, node in enumerate(self._graph.node):
@@ -98,7 +98,7 @@ class _Rewriter:
             nodes.append(node)
             nodes += [cast for name in made for cast in self._casts(name)]
         replace_nodes(self._graph, nodes)
-        for value in (*self._graph.value_info, *self._graph.input):  # an initialiser may be declared as an input too
+        for value in (*self._graph.value_info, *self._graph.input):  # an initializer may be declared as an input too
             if self._made.get(value.name) == FLOAT16 and value.name not in self._outputs:
                 value.type.tensor_type.elem_type = FLOAT16
         return frozenset(t.name for t in self._graph.initializer if self._made.get(t.name) == FLOAT16)

@@ -238,7 +238,7 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     notes: tuple[str, ...] = ()
     proto = onnx.ModelProto.FromString(model.proto.SerializeToString())
     ready = Model(proto, model.folder)
-    # This raises an old IR version: the opset converter would refuse it if initialisers are not inputs.
+    # This raises an old IR version: the opset converter would refuse it if initializers are not inputs.
     keep_inputs(ready.proto, {value.name for value in ready.graph.input} - ready.constants.keys())
     if model.opset < _OPSET:
         ready = _raise_opset(ready, work)

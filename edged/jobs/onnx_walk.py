@@ -83,9 +83,9 @@ class Walk:
     of nodes. The lists contain the model's own messages: a change of a message changes the model."""
 
     proto: onnx.ModelProto
-    graphs: Sequence[onnx.GraphProto]  # the main graph first, then the graphs nested in it
+    graphs: Sequence[onnx.GraphProto]  # the main graph first, then the graphs nested in it; not those in functions
     nodes: Sequence[onnx.NodeProto]  # all nodes: those of the main graph first, those of functions last
-    tensors: Sequence[onnx.TensorProto]  # all initialisers, then all tensors in attributes
+    tensors: Sequence[onnx.TensorProto]  # all initializers, then all tensors in attributes
 
     @classmethod
     def of(cls, proto: onnx.ModelProto) -> Walk:

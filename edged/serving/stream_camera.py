@@ -62,7 +62,8 @@ class SkipLedger:
         return runs
 
 
-# Frames of a camera: one waits, two are in the host, one is answered but not yet read by the client.
+# Frames of a camera: one waits, two are in a host with one instance, one is answered but not yet accepted by the
+# connection.
 _IN_FLIGHT = 4
 # The same in mode every_frame: enough to keep an engine with batches busy, few enough to add little delay.
 EVERY_IN_FLIGHT = 16

@@ -41,7 +41,7 @@ _SPARE = 8  # files that a daemon may open for itself in the meantime
 _LONGEST_LINE = 600  # characters
 # One of each kind. The installed runtime decides the outcome of some, but not which models exist.
 _SHOWN = (
-    "type_bf16", "name_unicode", "if_nested", "initialiser_listed", "external", "nan_constant",
+    "type_bf16", "name_unicode", "if_nested", "initializer_listed", "external", "nan_constant",
     "fifo", "text", "truncated_to_50", "nested_by_thousands", "two_models_in_one_file", "cycle_in_a_branch",
     "function_calls_itself", "type_mixed", "map_out", "opset_beyond", "domain_unknown", "attribute_of_a_wrong_type",
     "external_absolute", "external_link_to_a_device", "external_sum_overflows", "output_of_4_tib",

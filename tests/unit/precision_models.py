@@ -93,7 +93,7 @@ def answers(path: Path | str, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def declared(path: Path | str) -> list[tuple[str, int, list[int]]]:
-    """Return name, element type and dimensions of all inputs and outputs, without inputs that are initialisers."""
+    """Return name, element type and dimensions of all inputs and outputs, without inputs that are initializers."""
     graph = onnx.load(path, load_external_data=False).graph
     held = {tensor.name for tensor in graph.initializer}
     values = [v for v in (*graph.input, *graph.output) if v.name not in held]

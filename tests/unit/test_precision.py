@@ -254,7 +254,7 @@ def test_convert_boxes_for_a_second_stage_stay_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("up", [True, False])
 def test_convert_branches_read_a_layer_in_float32(tmp_path: Path, up: bool) -> None:
-    """Both branches have an initialiser with the same name."""
+    """Both branches have an initializer with the same name."""
     choice = """i = If(up) <
         then_branch = t () => (float[1,8,16,16] t) <float[1] k = {2.0}> { t = Max(a, k) },
         else_branch = e () => (float[1,8,16,16] e) <float[1] k = {3.0}> { e = Mul(a, k) }
@@ -301,8 +301,8 @@ def test_convert_outputs_that_are_also_inputs_or_constants_stay_valid(tmp_path: 
     halve(network(["b = Add(a, bias)"], [constant("bias", [0.1])], outputs=outputs), tmp_path)
 
 
-def test_convert_initialisers_that_are_declared_as_inputs_are_converted(tmp_path: Path) -> None:
-    """Before IR version 4 all initialisers were declared as inputs."""
+def test_convert_initializers_that_are_declared_as_inputs_are_converted(tmp_path: Path) -> None:
+    """Before IR version 4 all initializers were declared as inputs."""
     inputs = [value("w1", "FP32", [CHANNELS, 3, 3, 3]), value("w2", "FP32", [CHANNELS, CHANNELS, 3, 3])]
     _, out = halve(relu(inputs=inputs, opset=8, ir_version=3), tmp_path)
     assert kinds(out)["w1"] == HALF

@@ -152,7 +152,7 @@ HALL.texts(
     """
     node_makes_an_input: A node whose output has the name of an input
         x = Relu(x) y = Neg(x)
-    node_makes_a_constant: A node whose output has the name of an initialiser
+    node_makes_a_constant: A node whose output has the name of an initializer
         <float w = {1}> { w = Relu(x) y = Add(x, w) }
     two_nodes_make_one_tensor: Two nodes with the same output
         y = Relu(x) [two] y = Neg(x)
@@ -161,7 +161,7 @@ HALL.texts(
     two_outputs_of_one_name: One output listed twice
         (float[n,4] x) => (float[n,4] y, float[n,4] y) { y = Relu(x) }
     # Runtimes take one of the two silently; ONNX requires unique names.
-    two_constants_of_one_name: Two initialisers called w, with different numbers
+    two_constants_of_one_name: Two initializers called w, with different numbers
         <float w = {1}, float w = {2}> { y = Mul(x, w) }
     branch_hides_a_name: A branch with a tensor that has the name of one outside
         (bool up, float[n,4] x) => (float[n,4] y) { h = Relu(x)

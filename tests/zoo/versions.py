@@ -27,9 +27,9 @@ def hall(reach: Reach) -> Hall:
     for name, ir in irs.items():
         endings = (SERVED,) if ir <= reach.ir else _IR_TOO_NEW
         versions.add(f"ir_{name}", f"format version {ir}", partial(relu, ir=ir), *endings)
-    versions.add("ir_3", "format version 3, which lists initialisers as inputs", _listed, SERVED)
+    versions.add("ir_3", "format version 3, which lists initializers as inputs", _listed, SERVED)
     versions.add(
-        "initialiser_listed", "an initialiser that is listed as an input, as optional ones are", _later, SERVED
+        "initializer_listed", "an initializer that is listed as an input, as optional ones are", _later, SERVED
     )
     unused = partial(relu, domains={"ai.onnx.ml": 99})
     versions.add("opset_of_unused_domain", "a future version of a domain that no node uses", unused, *_TOO_NEW)
@@ -37,7 +37,7 @@ def hall(reach: Reach) -> Hall:
 
 
 def _listed(ir: int = 3) -> onnx.ModelProto:
-    """Return y = x * w, with w both an input and an initialiser."""
+    """Return y = x * w, with w both an input and an initializer."""
     weights = constant("w", [1, 2, 3, 4])
     proto = chain(node("Mul", "x w", "y"), constants=[weights], ir=ir, opset=8)
     proto.graph.input.append(onnx.helper.make_tensor_value_info("w", weights.data_type, [4]))
