@@ -109,9 +109,9 @@ class Order(msgspec.Struct, frozen=True):
     """A request to build or open an engine of a model. `artefact` is None before the engine is built, and always for a
     reference engine.
 
-    Two fields are for backends that time kernels. `capability` is the CUDA compute capability to build for, such as "8.6"; empty
-    to build for the recipe's device. `timings` is the path of a file that keeps kernel timings of this device between
-    builds; the file need not exist.
+    Two fields are for backends that time kernels. `capability` is the CUDA compute capability to build for, such as
+    "8.6"; empty to build for the recipe's device. `timings` is the path of a file that keeps kernel timings of this
+    device between builds; the file need not exist.
     """
 
     model: str  # path of the ONNX file
