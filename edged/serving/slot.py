@@ -57,7 +57,6 @@ class Slot:
         self.batching_policy = TensorBatching()
         self.swaps = 0
         self.statistics, self.finite = Statistics(), Finiteness()
-        self.answered = self.failed = 0  # requests and frames that got an answer, or an error
         self.demand = Demand()
         self._schedule: Schedule[Work] = Schedule(_WAITING)
         self._refusal: EdgedError | None = None
@@ -310,7 +309,6 @@ class Slot:
             session.health.answered(now)
             if work.is_wanted:
                 self._deliver(work, result)
-                self.answered += 1
         return None
 
     def _deliver(self, work: Work, answer: Answered) -> None:
@@ -400,7 +398,6 @@ class Slot:
 
     def _answer_error(self, work: Work, error: EdgedError) -> None:
         if not isinstance(error, FrameSkipped):
-            self.failed += 1
             self.statistics.failed((time.monotonic() - work.received) * 1e3, type(error).__name__)
         work.future.set_exception(error.with_traceback(None))  # a traceback would keep the work's bytes alive
 

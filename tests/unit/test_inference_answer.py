@@ -170,7 +170,7 @@ async def test_answer_request_of_a_refused_model_counts_as_failed() -> None:
     world.slot.refuse(EngineUnusable("it is gone"))
     await turn()
     assert isinstance(task.exception(), EngineUnusable)
-    assert world.slot.statistics.fail.count == world.slot.failed == 1
+    assert world.slot.statistics.fail.count == world.slot.statistics.fail.count == 1
 
 
 async def test_answer_requests_of_a_sequence_stay_in_order_if_the_first_is_large() -> None:

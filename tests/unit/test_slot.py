@@ -51,7 +51,7 @@ async def test_slot_work_that_waits_for_an_engine_is_answered_by_it() -> None:
     assert (answer.engine.key, answer.times.infer_ms, answer.queue_ms >= 0) == ("k", 1.0, True)
     assert [(output.name, output.data) for output in answer.outputs] == [("x", b"tensor")]
     assert (seen.detections, seen.width, seen.height) == (b"frame", 4, 3)
-    assert (slot.answered, slot.failed, slot.waiting, link.arena.taken) == (2, 0, 0, 0)
+    assert (slot.statistics.success.count, slot.statistics.fail.count, slot.waiting, link.arena.taken) == (2, 0, 0, 0)
 
 
 async def test_slot_under_load_has_one_batch_more_in_flight_than_the_engine_runs() -> None:
@@ -67,7 +67,7 @@ async def test_slot_under_load_has_one_batch_more_in_flight_than_the_engine_runs
         await turn()
     assert link.most == session.most_in_flight == 2
     assert [echoed(work) for work in works] == [bytes([number]) for number in range(10)]
-    assert (slot.answered, link.arena.taken) == (30, 0)
+    assert (slot.statistics.success.count, link.arena.taken) == (30, 0)
 
 
 async def test_slot_swap_under_load_answers_all_work_and_closes_the_old_engine_last() -> None:
@@ -84,7 +84,7 @@ async def test_slot_swap_under_load_answers_all_work_and_closes_the_old_engine_l
     await asyncio.wait_for(retired, 5)
     assert old.closed == [7]
     assert [work.future.result().engine.key for work in works] == ["old"] * 2 + ["new"] * 4
-    assert (slot.failed, old.arena.taken, new.arena.taken) == (0, 0, 0)
+    assert (slot.statistics.fail.count, old.arena.taken, new.arena.taken) == (0, 0, 0)
 
 
 async def test_slot_work_lost_with_its_host_is_retried_once_alone_and_first() -> None:
@@ -103,7 +103,7 @@ async def test_slot_work_lost_with_its_host_is_retried_once_alone_and_first() ->
     assert third.sent() == [b"also"]
     await third.drain()
     assert [echoed(work) for work in waiting] == [b"also", b"later"]
-    assert slot.failed == 1
+    assert slot.statistics.fail.count == 1
 
 
 async def test_slot_failed_request_is_not_retried() -> None:
@@ -113,7 +113,7 @@ async def test_slot_failed_request_is_not_retried() -> None:
     await turn()
     with pytest.raises(EngineUnusable):
         failing.future.result()
-    assert (link.jobs, link.arena.taken, slot.failed) == ({}, 0, 1)
+    assert (link.jobs, link.arena.taken, slot.statistics.fail.count) == ({}, 0, 1)
 
 
 async def test_slot_request_that_finds_no_device_memory_is_retried_once_alone() -> None:
@@ -166,7 +166,7 @@ async def test_slot_answer_to_a_cancelled_request_releases_its_memory() -> None:
     await turn()
     assert link.sent() == [b"\1", b"\2"]
     await link.drain()
-    assert (echoed(works[2]), link.arena.taken, slot.answered) == (b"\2", 0, 2)
+    assert (echoed(works[2]), link.arena.taken, slot.statistics.success.count) == (b"\2", 0, 2)
 
 
 async def test_slot_job_is_abandoned_when_its_last_client_cancels() -> None:
@@ -192,7 +192,12 @@ async def test_slot_request_larger_than_the_arena_is_refused(sizes: tuple[int, .
     with pytest.raises(error):
         large.future.result()
     await link.drain()
-    assert (echoed(small), link.arena.taken, slot.answered, slot.failed) == (b"small", 0, 1, 1)
+    assert (echoed(small), link.arena.taken, slot.statistics.success.count, slot.statistics.fail.count) == (
+        b"small",
+        0,
+        1,
+        1,
+    )
 
 
 @pytest.mark.parametrize("size", [3000, 5000])

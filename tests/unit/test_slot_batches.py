@@ -130,7 +130,7 @@ async def test_batch_part_that_cannot_be_read_is_left_out(make: Make, error: Edg
     assert await link.drain() == [2]
     assert works[1].future.exception() is error
     assert [content(works[0]), content(works[2])] == [b"a", b"c"]
-    assert (slot.failed, link.arena.taken) == (isinstance(error, InvalidInput), 0)
+    assert (slot.statistics.fail.count, link.arena.taken) == (isinstance(error, InvalidInput), 0)
 
 
 @BOTH
@@ -140,7 +140,7 @@ async def test_batch_that_does_not_fit_into_the_arena_is_sent_in_parts(make: Mak
     slot.install(link.session(batching=Batching(4)))
     await link.drain()
     assert [content(work) for work in works] == [bytes([number]) * 100 for number in range(5)]
-    assert (slot.failed, link.arena.taken) == (0, 0)
+    assert (slot.statistics.fail.count, link.arena.taken) == (0, 0)
 
 
 @BOTH
@@ -209,7 +209,7 @@ async def test_damaged_frame_of_a_batch_fails_alone() -> None:
     await turn()
     assert isinstance(frames.pop(1).future.exception(), InvalidInput)
     assert [content(frame) for frame in frames] == [b"found", b"found"]
-    assert (slot.answered, slot.failed, link.arena.taken) == (2, 1, 0)
+    assert (slot.statistics.success.count, slot.statistics.fail.count, link.arena.taken) == (2, 1, 0)
 
 
 # -- tensor requests -------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ async def test_outputs_of_a_batch_go_to_the_sink_of_each_request() -> None:
     assert [sink.seen for sink in sinks] == [[b"AB"], [b"CDE"]]
     with pytest.raises(InvalidInput):
         refused.future.result()
-    assert (slot.answered, slot.failed) == (2, 1)
+    assert (slot.statistics.success.count, slot.statistics.fail.count) == (2, 1)
 
 
 async def test_outputs_of_a_cancelled_request_do_not_reach_its_sink() -> None:
@@ -156,7 +156,7 @@ async def is_answered(work: TensorWork | FrameWork, make: Lie) -> bool:
     link.arena.release(before)
     assert link.arena.taken == 0
     assert work.future.exception() is None or isinstance(work.future.exception(), EngineUnusable)
-    return slot.answered == 2
+    return slot.statistics.success.count == 2
 
 
 @pytest.mark.parametrize("lie", _LIES.values(), ids=list(_LIES))

@@ -220,10 +220,10 @@ async def test_stream_client_that_does_not_read_gets_the_newest_frame_and_delays
     for _ in range(50):
         world.put()
         await world.answer_all()
-    assert world.slot.answered == 4
+    assert world.slot.statistics.success.count == 4
     world.put(camera="other")
     await world.answer_all()
-    assert world.slot.answered == 5
+    assert world.slot.statistics.success.count == 5
     mine = [each for each in await world.finish() if each.camera == "c"]
     assert (tags(mine), sum(each.skipped for each in mine)) == ([0, 1, 2, 3, 49], 45)
 
@@ -281,7 +281,7 @@ async def test_stream_close_withdraws_waiting_frames_and_cancels_the_others() ->
     world.stream.close()
     assert world.slot.waiting == 0
     await world.answer_all()
-    assert (world.link.arena.taken, world.slot.answered) == (0, 0)
+    assert (world.link.arena.taken, world.slot.statistics.success.count) == (0, 0)
     for report in world.cameras.reports():
         assert (report.received, report.skipped, report.dropped, report.connections) == (8, {"overtaken": 6}, 2, 0)
 
@@ -405,7 +405,7 @@ async def test_stream_frame_that_was_overwritten_is_skipped() -> None:
         world.put(work=work)
     await world.finish()
     assert skips(world.got) == [(1, 1, 1, "overwritten")]
-    assert (world.link.arena.taken, world.slot.failed) == (0, 0)
+    assert (world.link.arena.taken, world.slot.statistics.fail.count) == (0, 0)
 
 
 async def test_stream_cameras_are_answered_by_weight() -> None:
