@@ -96,7 +96,7 @@ integration: $(VENV)/.dev  ## Run the tests with a real daemon, real sockets and
 system: $(VENV)/.dev  ## Run the tests of the command line and of the demo.
 	$(PYTEST) tests/system -m 'not long' $(ARGS)
 
-test-heavy: $(VENV)/.dev  ## Run the other tests that CI runs: several boxes, exports, invalid models, the service.
+test-heavy: $(VENV)/.dev  ## Run the other tests that CI runs: several boxes, language models, exports, invalid models, the service.
 	$(PYTEST) tests/system tests/integration -m 'heavy and not long' $(ARGS)
 
 test-long: WORKERS = 2

@@ -15,6 +15,7 @@ same pictures.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -51,13 +52,14 @@ TO_COMPARE = 200
 
 
 def draw(seed: int = TO_JUDGE) -> Iterator[Image]:
-    """Yield `COUNT` pictures, BGR uint8 [height, width, 3]. A seed always gives the same pictures."""
+    """Yield `COUNT` pictures, BGR uint8 [height, width, 3], read-only. A seed always gives the same pictures."""
     for number, shot in enumerate(_SHOTS, seed):
-        yield _draw(shot, np.random.RandomState(number))
+        yield _draw(shot, number)
 
 
-def _draw(shot: _Shot, random: np.random.RandomState) -> Image:
-    height, width = shot.height, shot.width
+@lru_cache(maxsize=COUNT)  # a job that makes an int8 model asks for a set several times
+def _draw(shot: _Shot, seed: int) -> Image:
+    height, width, random = shot.height, shot.width, np.random.RandomState(seed)
     texture = _texture(random, height, width)
     canvas = np.repeat((0.5 + texture * _TEXTURE)[:, :, None], 3, axis=2)
     for _ in range(_LEAVES):
@@ -66,6 +68,7 @@ def _draw(shot: _Shot, random: np.random.RandomState) -> Image:
     canvas = _soften(canvas)
     canvas += (random.random_sample(canvas.shape) - 0.5) * _GRAIN
     pixels: Image = np.floor(np.clip(canvas, 0.0, 1.0) * 255 + 0.5).astype(np.uint8)
+    pixels.flags.writeable = False
     return pixels
 
 

@@ -28,6 +28,8 @@ from edged.shapes import MODEL_PATH, Scene
 from tests.integration.daemon import Daemon, wait_for
 from tests.tiny_language import ANSWER, COLOURS, write_genai, write_gguf
 
+pytestmark = pytest.mark.heavy
+
 pytest.importorskip("onnxruntime_genai", reason="ONNX Runtime GenAI has no wheel for this Python")
 openai = pytest.importorskip("openai")
 
