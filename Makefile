@@ -66,7 +66,7 @@ demo: $(VENV)/.run  ## Start a daemon in a scratch folder, stream cameras throug
 # Much of a test is waiting for what was started: side by side they take half of the time. The tests of a file share a
 # daemon and run in one worker.
 WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test: lint architecture  ## All checks and tests that a change must pass.
 	@$(MAKE) --no-print-directory --output-sync=line -j2 types short
