@@ -199,7 +199,7 @@ def _limits(targets: Targets, new: str, is_pushed: bool) -> Limits:
         for each in remote.call_all(boxes, ask):
             if isinstance(each, remote.BoxOutcome):
                 if each.answer is None:
-                    raise Refused(f"{each.box}: {each.error}")
+                    raise Refused(f"nothing was exported; box {each.box}: {each.error}")
                 answers[each.box] = each.answer
         return intersection(answers)
 

@@ -52,9 +52,9 @@ class Classification(msgspec.Struct, frozen=True):
 
 
 class Nested(msgspec.Struct, frozen=True):
-    """The answer of a pipeline's second model about the crop of a detection. A nested answer has either `content` or
-    `detections`. Detections are in pixels of the whole picture, the best first. `error` is (gRPC code name, message) if
-    this crop failed. See `Result` for the other fields."""
+    """The answer of a pipeline's second model about the crop of a detection. A nested answer has `content`,
+    `detections`, or, if this crop failed, `error`: (gRPC code name, message). Detections are in pixels of the whole
+    picture, the best first. See `Result` for the other fields."""
 
     content: Content | None = None
     detections: tuple[Detection, ...] = ()

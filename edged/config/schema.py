@@ -254,7 +254,7 @@ _LOOPBACK = "HOST:PORT on this machine's loopback, or unix:PATH; empty for none.
 
 
 class Http(Table, frozen=True):
-    """The Open Inference Protocol over HTTP."""
+    """HTTP: the Open Inference Protocol, detection in pictures, and OpenAI's protocol for language models."""
 
     listen: Annotated[str, Meta(description=_LOOPBACK, examples=["localhost:8000"])] = ""
     body_mb: Annotated[

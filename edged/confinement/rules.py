@@ -183,9 +183,11 @@ def around(model: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def is_private(folder: str) -> bool:
-    """Whether a child must not use a whole folder, because the folder is or contains a home, a system folder or a
-    private file."""
+    """Whether a child must not use a whole folder, because the folder is a home, or is or contains one of the folders
+    in `homes` or a private file."""
     inside = os.path.join(os.path.realpath(folder), "")
+    if os.path.dirname(inside.rstrip("/")) == "/home":
+        return True
     homes = (os.path.expanduser("~"), "/tmp", "/root", "/home", "/etc", "/var", "/dev/shm")  # noqa: S108 - kept out
     return any(os.path.join(path, "").startswith(inside) for path in (*_private, *homes))
 

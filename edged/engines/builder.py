@@ -468,8 +468,8 @@ class Builder:
         return place, standard
 
     def _making(self) -> contextlib.AbstractContextManager[Path]:
-        """Return a context that creates a folder for unfinished golden answers. Creates the parents too: the disk may
-        have been full when the daemon started."""
+        """Return a context that creates a folder for unfinished golden answers. First creates the folders of
+        the cache that are missing: the disk may have been full when the daemon started."""
         for folder in (self._golden, self._unfinished.root, self._timings):
             folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         return self._unfinished.stage()
@@ -484,7 +484,8 @@ class Builder:
         except OSError as error:
             if (fault := disk_fault(self._store.root, error)) is not None:
                 raise fault from error
-            raise BuildFailed(f"cannot store the engine: {error.strerror or error}") from error
+            place = f"cannot store the engine in {self._store.root}"
+            raise BuildFailed(f"{place}: {error.strerror or error}; check the permissions and the disk") from error
         except (BuildFailed, EngineUnusable) as error:
             if await asyncio.to_thread(self._is_full):
                 raise OutOfSpace(f"{self._store.root} is full; free some space ({error})") from error

@@ -157,7 +157,7 @@ class OneShotChild:
         self._watching = asyncio.create_task(self._watch_over())
 
     def _stopped(self, why: str, how: How) -> ChildLost:
-        return ChildLost(f"{self._what} child {why} and was stopped", how)
+        return ChildLost(f"{self._what} child was stopped, because it {why}", how)
 
     async def last_word(self) -> channel.Frame | None:
         """Wait for the child's answer or failure message and return it; None if the child ends without such a message.

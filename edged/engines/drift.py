@@ -294,9 +294,9 @@ class DriftMonitor:
             self._save(name, watched, before)
 
     async def _kept(self, found: Judged, frame: Tapped, evidence: Path) -> History:
-        """Return the history of a judged frame. If the frame raised an alarm, move its files from `evidence` to a
+        """Return the history of a judged frame. If the frame raised an alarm, copy its files from `evidence` to a
         folder that is kept. Add the path of this folder to the history; the path is empty if the files cannot be
-        moved."""
+        copied."""
         history, camera = found.history, frame.camera
         if not found.answers_drifted and not found.camera_changed:
             return history

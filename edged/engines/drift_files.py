@@ -77,8 +77,9 @@ class DriftFiles:
         sealed.write(self._folder(model) / _HISTORY, history, 0o600)
 
     def keep(self, model: str, camera: str, evidence: Path, most_mb: int, days: float) -> str:
-        """Move a frame with its answers from `evidence` into the model's folder, and remove the frames for which there
-        is no room. Return the frame's folder; an empty text if the frame could not be kept."""
+        """Copy a frame with its answers from `evidence` into the model's folder. First remove frames older than `days`,
+        then the oldest frames until the new one fits into `most_mb` MiB. Return the frame's folder; an empty text if
+        the frame could not be kept."""
         try:
             files = [path for path in evidence.iterdir() if path.is_file() and not path.is_symlink()]
             size = sum(path.lstat().st_size for path in files)

@@ -156,7 +156,7 @@ def _named(field: str) -> str:
 def _size(size: int) -> str:
     """Format bytes as `4 TiB`."""
     amount, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
-    while amount >= 1024 and len(units) > 1:
+    while amount >= 1000 and len(units) > 1:
         amount, units = amount / 1024, units[1:]
     return f"{amount:.3g} {units[0]}"
 

@@ -195,7 +195,9 @@ class Bucket:
             if left < 0:
                 raise TooLarge(f"object {name} in {self.place} is too large: it has more than {most} bytes")
             if asyncio.get_running_loop().time() > end:
-                raise DaemonUnavailable(f"{self.place} is too slow: object {name} takes longer than {seconds:.0f} s")
+                raise DaemonUnavailable(
+                    f"{self.place} is too slow: object {name} takes longer than {seconds:.0f} s; try again"
+                )
             yield bytes(piece)
 
     async def _call(self, name: str, call: Any, seconds: float | None = None) -> Any:

@@ -83,7 +83,7 @@ class Frames:
             return None
         _, length = _HEADER.unpack_from(self._buffer)
         if length > largest:
-            raise InvalidMessage(f"a message of {length} bytes; at most {largest} are allowed")
+            raise InvalidMessage(f"a message of {length} bytes, over the limit of {largest}")
         return _HEADER.size + int(length)
 
 

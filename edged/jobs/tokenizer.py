@@ -35,6 +35,7 @@ _MOST_BYTES = 64 << 20  # of one file
 _START, _END = "<|startoftext|>", "<|endoftext|>"
 _CLS, _SEP = "[CLS]", "[SEP]"
 _CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
+_GIVE_IDS = 'give token ids: prompts = "a cat [49406 320 2368 49407]"'
 _LONGEST_WORD = 100  # characters; a longer word is unknown to BERT
 # Code points that BERT treats as words of one character.
 _IDEOGRAPHS = (
@@ -197,7 +198,9 @@ def _unknown(word: str, text: str) -> ConfigError:
 def _ids_of(names: tuple[str, str], vocabulary: Mapping[str, int]) -> tuple[int, int]:
     missing = next((name for name in names if name not in vocabulary), None)
     if missing is not None:
-        raise ConfigError(f"the tokenizer's vocabulary lacks {missing}, so the tokenizer is neither CLIP's nor BERT's")
+        raise ConfigError(
+            f"the tokenizer's vocabulary lacks {missing}, so it is neither CLIP's nor BERT's; {_GIVE_IDS}"
+        )
     return vocabulary[names[0]], vocabulary[names[1]]
 
 
@@ -249,10 +252,7 @@ def _from_json(file: _File) -> Tokenizer:
     if kind == _BERT and is_plain and is_usual:
         return Bert({**model.vocab, **added})
     steps = ", ".join((model.type, *sorted(normal.names()), *sorted(split.names())))
-    raise ConfigError(
-        f"{JSON} is no tokenizer of CLIP, or of BERT in lower case (steps: {steps[:200]}); give token ids: prompts ="
-        ' "a cat [49406 320 2368 49407]"'
-    )
+    raise ConfigError(f"{JSON} is no tokenizer of CLIP, or of BERT in lower case (steps: {steps[:200]}); {_GIVE_IDS}")
 
 
 _CLIP = "BPE", frozenset({"NFC", "Replace", "Lowercase"}), frozenset({"Split", "ByteLevel"})

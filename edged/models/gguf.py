@@ -93,7 +93,7 @@ def _value(file: BinaryIO, kind: int) -> Value | None:
         elif item in _NUMBERS:
             _skip(file, count * struct.calcsize(_NUMBERS[item]))
         else:
-            raise ValueError("its header has lists in lists, which edged does not read")
+            raise ValueError("its header has lists in lists, which edged does not read; convert the model again")
         return None
     if kind not in _NUMBERS:
         raise ValueError(f"its header has a value of unknown type {kind}")
@@ -104,7 +104,9 @@ def _value(file: BinaryIO, kind: int) -> Value | None:
 def _text(file: BinaryIO) -> str:
     (length,) = _unpack(file, "<Q")
     if length > _MOST_TEXT:
-        raise ValueError(f"its header has a string of {length} bytes; edged reads at most {_MOST_TEXT}")
+        raise ValueError(
+            f"its header has a string of {length} bytes; edged reads at most {_MOST_TEXT}; convert the model again"
+        )
     data = file.read(length)
     if len(data) < length:
         raise ValueError("its header is incomplete; copy the file again")
@@ -114,7 +116,10 @@ def _text(file: BinaryIO) -> str:
 def _skip(file: BinaryIO, length: int) -> None:
     if length > _MOST_ITEMS * 8:
         most = _MOST_ITEMS * 8
-        raise ValueError(f"its header has a list with a string of {length} bytes; edged reads at most {most}")
+        raise ValueError(
+            f"its header has a list with a string of {length} bytes; edged reads at most {most}; convert the model"
+            " again"
+        )
     file.seek(length, os.SEEK_CUR)
 
 

@@ -3,8 +3,9 @@ that several inputs share. Pure.
 
     shapes.policy      any: an engine that takes any shape answers (the default); refuse: return an error;
                        learn: like any, and also build engines for a wider range
-    shapes.quiet_s     learn: seconds without growth of the wanted range, after which its engines are built
-    shapes.most_mb     learn: MiB that all inputs of one request together may have at the upper end of the range
+    shapes.quiet_s     learn: edged builds engines for the wanted range if it has not grown for this many seconds, and
+                       after ten times as long in any case
+    shapes.most_mb     learn: MiB of all inputs of the largest request in the range; edged does not widen it further
     shapes.per_hour    learn: number of wider ranges for which edged may begin to build engines in an hour
 """
 

@@ -235,7 +235,7 @@ def _no_model(file: Path) -> str:
     with file.open("rb") as opened:
         first = opened.read(16).lstrip().lower()
     if not first:
-        return "answers with an empty file"
+        return "answers with an empty file; check the address"
     if first.startswith(_PAGE):
         return "answers with a web page instead of a model file; check the address, and whether it needs a login"
     return ""

@@ -46,8 +46,8 @@ class Speed(msgspec.Struct, frozen=True):
     each of the three times, the fastest block counts. Only ratios of the times are meaningful, because the box has
     other work.
 
-    `latency_ms` is the median time of one inference at a time, after a pause. `interval_ms` is the mean time between
-    two answers while all instances work. `reference_ms` is the median time of the reference, one inference at a time.
+    `latency_ms` is the median time of an inference if they run one at a time, each after a pause. `interval_ms` is the
+    mean time between two answers while all instances work. `reference_ms` is `latency_ms` of the reference.
     """
 
     instances: int

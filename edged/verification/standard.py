@@ -234,7 +234,8 @@ def is_judged_on_frames(model: Model, precision: str) -> bool:
 
 
 def coarser(precision: str, arithmetic: str) -> str:
-    """Return the precision with fewer digits. It determines how far two correct answers may differ."""
+    """Return the coarser of two precisions: of an engine, and of the model as exported (`arithmetic`). It determines
+    how far two correct answers may differ."""
     return max(precision, arithmetic, key=list(TOLERANCES).index)
 
 

@@ -37,6 +37,11 @@ from edged.vision.family import Recognition
 
 _MOST_BYTES = 64 << 20  # of all arrays of a sample; more bytes would hardly fit into a request
 _MEMBER = ".npy"
+# How to convert an array, by the datatype of the input; astype() for the others.
+_WAYS = {
+    "BYTES": "strings: astype('S')",
+    "BF16": "BF16, the upper half of each float32: (a.astype('float32').view('uint32') >> 16).astype('uint16')",
+}
 _Header: TypeAlias = tuple[tuple[int, ...], bool, np.dtype[np.generic]]  # shape, whether in Fortran's order, type
 _HEADERS: Mapping[tuple[int, int], Callable[[io.BytesIO], _Header]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -95,7 +100,7 @@ def _array(member: bytes, spec: TensorSpec) -> Array:
     wanted = numpy_dtype(spec.datatype)
     is_text = spec.datatype == "BYTES" and dtype.kind in "SU"
     if not is_text and (dtype.hasobject or dtype.newbyteorder("=") != wanted):
-        way = "strings: astype('S')" if spec.datatype == "BYTES" else f"{spec.datatype}: astype({wanted.name!r})"
+        way = _WAYS.get(spec.datatype, f"{spec.datatype}: astype({wanted.name!r})")
         raise InvalidInput(f"array {spec.name[:80]!r} has dtype {dtype}, but the model takes {way}")
     data = file.read()
     if len(data) != math.prod(shape) * dtype.itemsize:

@@ -1,4 +1,5 @@
-"""Converts a content to the fields of its JSON. Classes have the fields of Roboflow's classification JSON."""
+"""Converts a content to the fields of its JSON. Classes have the fields `predictions` and `top` of
+Roboflow's classification JSON."""
 
 from __future__ import annotations
 

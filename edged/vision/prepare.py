@@ -140,7 +140,8 @@ class Preparer:
         return self._turn(self._resize(shown, width, height), window)
 
     def _middle(self, image: Image, placement: Placement, step: int, roi: Roi | None) -> Image:
-        """Resize and crop the centre of the region of interest, without the rounding of windows to whole pixels."""
+        """Resize the region of interest, then crop the centre of the result. So the centre is not rounded to whole
+        pixels of the picture."""
         if roi is not None and roi.corners is not None:
             tilted = TiltedWindow.of(roi.corners, placement.width, placement.height)
             image = _upright(image, tilted, step)

@@ -136,7 +136,7 @@ def test_run_error_in_on_progress_is_raised_and_stops_the_child() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("print('Loading plugin...')", "sent byte 0x4c instead of the start of a message and was stopped"),
+        ("print('Loading plugin...')", "was stopped, because it sent byte 0x4c instead of the start of a message"),
         ("os.write(1, bytes(200))", "sent byte 0x00"),
         ("os.write(1, b'P' + (65537).to_bytes(4, 'little')); time.sleep(60)", "sent a message of 65537 bytes"),
         ("os.write(1, b'A\\xff\\xff\\xff\\xff')\nwhile True: os.write(1, bytes(4096))", "of 4294967295 bytes"),
@@ -153,7 +153,7 @@ def test_run_error_in_on_progress_is_raised_and_stops_the_child() -> None:
         ("os.write(1, b'A\\x10\\0\\0\\0half'); os._exit(0)", "ended with status 0"),
         ("os._exit(0)", "ended with status 0"),
         ("os._exit(3)", "ended with status 3"),
-        ("os.close(1); time.sleep(60)", "closed its channel without an answer and was stopped"),
+        ("os.close(1); time.sleep(60)", "because it closed its channel without an answer"),
     ],
 )
 def test_run_invalid_message_is_a_failed_build(body: str, words: str) -> None:
@@ -216,7 +216,7 @@ def test_run_large_output_is_read_without_blocking_or_keeping_it() -> None:
 def test_run_inactive_child_is_stopped(body: str) -> None:
     begun = time.monotonic()
     message = failure(working(body), Limits(seconds=60, stall_seconds=3))
-    assert message == "inspect child was inactive for 3 s and was stopped"
+    assert message == "inspect child was stopped, because it was inactive for 3 s"
     assert time.monotonic() - begun < 15
 
 
@@ -246,7 +246,7 @@ time.sleep(60)
 
 def test_run_counts_the_memory_of_processes_that_the_child_starts(tmp_path: Path) -> None:
     message = failure(working(_THREE), Limits(seconds=30, memory_mb=600), tmp_path / "pids")
-    assert message == "inspect child used more than 600 MiB of memory and was stopped"
+    assert message == "inspect child was stopped, because it used more than 600 MiB of memory"
     assert len(noted(tmp_path / "pids")) == 3
     assert not any(is_running(pid) for pid in noted(tmp_path / "pids"))
 

@@ -135,6 +135,14 @@ def test_around_folder_with_secrets_gives_files_next_to_the_model(
     assert str(tmp_path / "m.onnx") in rules.around(tmp_path / "inner" / "link.onnx")
 
 
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [("/home/other", True), ("/home/other/", True), ("/home/other/models", False), ("/", True), ("/srv/models", False)],
+)
+def test_is_private_homes_and_folders_above_them(folder: str, expected: bool) -> None:
+    assert rules.is_private(folder) is expected
+
+
 def test_landlock_missing_of_older_kernels_is_longer() -> None:
     assert landlock.missing(7) == ()
     assert len(landlock.missing(0)) > len(landlock.missing(3)) > len(landlock.missing(5)) > 0

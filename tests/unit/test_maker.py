@@ -174,7 +174,7 @@ async def test_make_failing_engine_is_retried_with_less_effort_until_quarantined
 
 
 async def test_make_engine_that_hangs_twice_is_quarantined_and_similar_ones_after_one_try(shop: Workshop) -> None:
-    hang = ChildLost("build child reported no progress for 120 s and was stopped", "late")
+    hang = ChildLost("build child was stopped, because it reported no progress for 120 s", "late")
     assert (await shop.make(hang)).state is S.FAILED
     assert (await shop.make(hang)).state is S.QUARANTINED
     shop.builder.outcomes.append(hang)
@@ -515,7 +515,7 @@ async def test_make_records_the_attempt_without_blocking_the_loop(shop: Workshop
     assert threads != [threading.get_ident()]
 
 
-HANG = "build child reported no progress for 120 s and was stopped"
+HANG = "build child was stopped, because it reported no progress for 120 s"
 CASES: dict[str, tuple[EdgedError, str, str, list[str], str]] = {
     "first failure": (EngineUnusable("no kernel"), "openvino", "", [], ""),
     "another failure": (EngineUnusable("no kernel"), "openvino", HANG, [], ""),

@@ -207,7 +207,7 @@ def test_repair_is_proved_by_definitions_if_nothing_runs_the_original(
 ) -> None:
     path = models.save(models.classifier(), tmp_path / "m.onnx")
     monkeypatch.setattr(
-        repairer, "run", _Runs(Prove, BuildFailed("prove child took longer than 300 s and was stopped"))
+        repairer, "run", _Runs(Prove, BuildFailed("prove child was stopped, because it took longer than 300 s"))
     )
     first = _repair(path).record.steps[0]
     assert first.proof.by == "definitions"
@@ -217,7 +217,7 @@ def test_repair_is_proved_by_definitions_if_nothing_runs_the_original(
 def test_repair_without_a_proof_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = models.save(models.mean(), tmp_path / "m.onnx")
     monkeypatch.setattr(
-        repairer, "run", _Runs(Prove, BuildFailed("prove child took longer than 300 s and was stopped"))
+        repairer, "run", _Runs(Prove, BuildFailed("prove child was stopped, because it took longer than 300 s"))
     )
     with pytest.raises(ModelRefused, match="cannot verify that the model answers as before"):
         _repair(path, RepairOptions.parse(False, ["opset=13"]))

@@ -240,7 +240,7 @@ def test_admit_sample_that_is_not_answered_is_a_warning_or_the_reason(
     with pytest.raises(ModelRefused, match=r"answers none of its test inputs \(golden inputs\): "):
         admitted(tmp_path, choosy(50, 70), sample)
     floats = npz(tmp_path / "ask.npz", x=[50.0])
-    with pytest.raises(ModelRefused, match=r"sample ask\.npz cannot be used: array 'x' is float64"):
+    with pytest.raises(ModelRefused, match=r"sample ask\.npz cannot be used: array 'x' has dtype float64"):
         admitted(tmp_path, choosy(50, 70), floats)
     with pytest.raises(InvalidInput, match="'x'"):
         admitted(tmp_path, choosy(0, 1), floats)

@@ -14,7 +14,10 @@ from typing import Any
 
 from edged.errors import ConfigError
 
-_TAKEN = "the port is taken; choose another port"
+_REMEDIES = {
+    errno.EADDRINUSE: "the port is taken; choose another port",
+    errno.EACCES: "permission denied; choose a port from 1024 on",
+}
 
 
 def unix_path(address: str) -> Path:
@@ -123,7 +126,7 @@ def listening_sockets(host: str, port: int, backlog: int, setting: str = "") -> 
                 sockets.append(undo.enter_context(_listening(family, at, backlog)))
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    why = _TAKEN if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+                    why = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
                     raise ConfigError(f"{cannot}: {why}") from error
                 failure = error.strerror or str(error)
         if not sockets:

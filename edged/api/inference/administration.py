@@ -118,8 +118,10 @@ def overrides(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> tuple[st
 
 def _require(name: str, parameter: pb.ModelRepositoryParameter, kind: str) -> None:
     given = parameter.WhichOneof("parameter_choice")
+    if given is None:
+        raise InvalidInput(f"parameter {name[:80]!r} has no value; set its {kind}")
     if given != kind:
-        raise InvalidInput(f"parameter {name[:80]!r} must be a {kind}, not {given or 'empty'}")
+        raise InvalidInput(f"parameter {name[:80]!r} must be a {kind}, not a {given}")
 
 
 def _require_the_repository(name: str) -> None:

@@ -112,7 +112,10 @@ class Record(msgspec.Struct):
             with _WRITING:
                 atomic.write_file(place, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n", 0o600)
         except OSError as error:
-            raise Refused(f"the rollout's record {place} cannot be written: {error.strerror}") from None
+            raise Refused(
+                f"the rollout's record {place} cannot be written: {error.strerror}; correct this, then: edged"
+                " fleet rollout list"
+            ) from None
 
 
 def new_id(order: Order) -> str:

@@ -311,8 +311,8 @@ class DeepStreamYolo(Family, frozen=True):
     """YOLO models exported by the scripts of DeepStream-Yolo: `input` -> `output` [N, rows, 6].
 
     Each row is one prediction: xyxy in input pixels, score and label. Rows are unordered and without NMS, unlike those
-    of end-to-end exports, which have the same six columns. The preprocessing is in a separate file; by default pictures
-    are letterboxed RGB in 0..1.
+    of end-to-end exports, which have the same six columns. DeepStream has the preprocessing in its own configuration
+    file, which edged does not read. By default pictures are letterboxed RGB in 0..1.
     """
 
     name = "deepstream-yolo"
