@@ -68,7 +68,7 @@ demo: $(VENV)/.run  ## Start a daemon in a scratch folder, stream cameras throug
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-test: lint architecture  ## All checks and tests that a change must pass.
+test: lint architecture  ## Run lint, types, architecture rules and most tests.
 	@$(MAKE) --no-print-directory --output-sync=line -j2 types short
 
 # Each worker would rewrite the assertions of all test files; the first line leaves them on the disk, compiled.
@@ -103,7 +103,7 @@ test-long: WORKERS = 2
 test-long: $(VENV)/.dev  ## Run the tests that take minutes.
 	$(PYTEST) tests/system tests/integration tests/unit -m long $(ARGS)
 
-# Not part of the two commands above: these find out early what a release of tomorrow breaks, and whether the lowest
+# Not part of the commands above: these find out early what a release of tomorrow breaks, and whether the lowest
 # versions that pyproject.toml allows still work. Each has a virtual environment of its own.
 test-newest:  ## Run all tests with the newest release of each dependency.
 	@rm -rf .venv-newest

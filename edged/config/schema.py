@@ -72,7 +72,7 @@ class Engines(Table, frozen=True):
         ),
     ] = 3.0
     regression_seconds: Annotated[
-        _Positive, Meta(description="How long inference must exceed regression_factor for an alarm, in seconds.")
+        _Positive, Meta(description="How long inference must be slower than regression_factor allows, in seconds.")
     ] = 30.0
 
 

@@ -134,7 +134,7 @@ def _read(request: wire.Request) -> _Asked:
         else:
             found[tensor.name] = _values(tensor.name, kind, raw.pop(0))
     if raw:
-        raise InvalidInput(f"the request has {len(raw)} raw contents too many; send one for each input")
+        raise InvalidInput("the request has too many raw contents; send one for each input without typed contents")
     text = _text(found, TEXT)
     if text is None:
         raise InvalidInput(f"the request has no input {TEXT!r}; send the prompt in it")

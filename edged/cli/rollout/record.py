@@ -134,7 +134,9 @@ def alone(name: str) -> Iterator[None]:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = place.open("w")
     except OSError as error:
-        raise Refused(f"the rollout's lock file {place} cannot be written: {error.strerror}") from None
+        raise Refused(
+            f"the rollout's lock file {place} cannot be written: {error.strerror}; correct this, then try again"
+        ) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
