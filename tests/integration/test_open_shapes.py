@@ -59,7 +59,7 @@ async def test_shape_policy_refuse_applies_to_every_engine(tmp_path: Path) -> No
         await until(lambda: each.planned.slot.current is not None, "something serves")
         for _ in range(2):
             assert await each.ask(x=(1, 4)) == 0
-            with pytest.raises(InvalidInput, match=r"input 'x' is \[3, 8\], the model takes \[1, 4\] to \[2, 8\]"):
+            with pytest.raises(InvalidInput, match=r"it must be from \[1, 4\] to \[2, 8\]"):
                 await each.ask(x=(3, 8))
             await each.serves("null")
 

@@ -50,6 +50,12 @@ def see(
     return recognise(inputs, outputs, metadata or {}, settings, ("Conv", "Softmax"), {"y": head})
 
 
+def test_recognise_classifier_with_labels_where_readers_have_characters() -> None:
+    inputs, labels = (spec("x", "n", 3, 224, 224),), {"character": "0\n90\n180\n270"}
+    assert see("n", 4, inputs=inputs, metadata=labels, names="0,90,180,270").family == "classification"
+    assert see("n", 4, inputs=inputs, metadata=labels).family is None
+
+
 def read(recognition: Recognition, table: Floats, index: int = 0, thresholds: Thresholds = ANY) -> Text:
     family = open_family(recognition)
     assert isinstance(family, ContentFamily)

@@ -154,7 +154,10 @@ class Ctc(TextReader, frozen=True):
 
     @classmethod
     def by_metadata(cls, evidence: Evidence) -> Claim | None:
-        if not evidence.metadata.characters:
+        """Claim a model with characters in its metadata, unless it gives one row for each picture: RapidOCR also writes
+        the labels of classifiers there."""
+        output = evidence.only_output
+        if not evidence.metadata.characters or (output is not None and len(output.shape) == 2):
             return None
         return cls.claim(evidence, "metadata character, as RapidOCR writes it")
 
