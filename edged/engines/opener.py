@@ -191,9 +191,11 @@ class Opener:
         self, planned: PlannedModel, model: Model, engine: PlannedEngine, parallelism: Parallelism = ONE_INSTANCE
     ) -> ServingSession:
         apart, kind = engine.apart, _kind(model, engine)
-        link = await self._hosts.get(kind, Path(model.entry.path))
+        stored = self._artefact(engine)
+        paths = (model.entry.path,) if stored is None else (model.entry.path, stored.root)
+        link = await self._hosts.get(kind, *map(Path, paths))
         tenant = Tenant(EngineId(model.name, engine.digest), model.limits, model.recognition.other_family)
-        edition, artefact = engine.edition, self._artefact(engine)
+        edition, artefact = engine.edition, self._artefact(engine)  # it may have been evicted while the host started
         order, batches = model.order(engine.recipe, artefact, parallelism=parallelism), batching(model, engine.recipe)
         ref = EngineRef(
             engine.digest,

@@ -68,16 +68,18 @@ class Hosts:
         """Change the limits of hosts that start from now on."""
         self._limits = limits
 
-    async def get(self, kind: HostKind, model: Path | None = None) -> HostLink:
-        """Return a running host that may open a model. Start a host if necessary. A host that was started before the
-        model was added may lack the permission to open it. Then a separate host for the model's folder is started.
+    async def get(self, kind: HostKind, *paths: Path) -> HostLink:
+        """Return a running host that may read the paths of a model and of an engine. Start a host if necessary. A host
+        that was started before the model was added, or before the folder of engines was created, may lack the
+        permission. Then a separate host for the path's folder is started.
         Raises NotReady during the pause before a lost host is started again. Raises HostLost if the host cannot be
         started, and Superseded if the runtime on disk is not the version that the host must load.
         """
         while (link := self._links.get(kind)) is not None and not link.lost and not link.stopping:
-            reaches = model is None or kind.apart.endswith(str(model.parent))
-            if not reaches and model is not None and not await asyncio.to_thread(link.reaches, model):
-                return await self.get(msgspec.structs.replace(kind, apart=f"{kind.apart}{model.parent}"), model)
+            for path in paths:
+                folder = f"{path.parent}:"
+                if folder not in kind.apart and not await asyncio.to_thread(link.reaches, path):
+                    return await self.get(msgspec.structs.replace(kind, apart=f"{kind.apart}{folder}"), *paths)
             if not link.lost and not link.stopping:  # it may have ended while the disk was read
                 return link
         task = self._starting.get(kind)

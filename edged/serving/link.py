@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -198,15 +199,17 @@ class HostLink:
         self.stopping = False
         self._socket: HostSocket | None = None
         self._process: HostProcess | None = None
+        self._inodes = frozenset[tuple[int, int]]()  # of `reads`, if the host is confined to them
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the process and wait until the host has imported its backend. Raises HostLost if the start fails."""
         try:
             connection = self._socket = HostSocket(self._receive, self._most_bulk, self._disconnected)
-            allowed_mb = 0 if memory.is_gpu_mapped() else self.memory_mb
+            allowed_mb, reach = 0 if memory.is_gpu_mapped() else self.memory_mb, rules.reach(self._reads)
+            self._inodes = await asyncio.to_thread(rules.inodes, reach)
             host = self._process = await HostProcess.start(
-                self.backend, connection, self.arena, allowed_mb, rules.reach(self._reads), self._module
+                self.backend, connection, self.arena, allowed_mb, reach, self._module
             )
             self.pid = host.pid
             self._watch = tasks.keep("watcher of a host", lambda: self._watch_process(host))
@@ -218,9 +221,23 @@ class HostLink:
             self._lose(f"could not be started: {error.strerror or error}")
             raise HostLost(f"engine host {self.backend} {self.lost}") from error
 
-    def reaches(self, model: Path) -> bool:
-        """Whether the host may open a model and its external data."""
-        return all(any(Path(path).is_relative_to(each) for each in self._reads) for path in rules.around(model))
+    def reaches(self, path: Path) -> bool:
+        """Whether the host may read a folder, or a model and its external data. Reads the disk, so call this in a
+        thread."""
+        wanted = (str(path),) if path.is_dir() else rules.around(path)
+        return all(
+            any(self._is_known(each) and Path(one).is_relative_to(each) for each in self._reads) for one in wanted
+        )
+
+    def _is_known(self, path: str) -> bool:
+        """Whether a path is still the file or folder that existed when the host started: Landlock's rules are for
+        inodes, so the host cannot read a folder that was removed and created again."""
+        if not self._inodes:
+            return True
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            return (status.st_dev, status.st_ino) in self._inodes
+        return False
 
     async def open(self, order: Order, recognition: Recognition, batch: int = 1, tenant: Tenant = _UNKNOWN) -> int:
         """Open an engine for up to `batch` pictures at a time, and return the number of its session in this host.

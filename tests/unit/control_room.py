@@ -264,7 +264,7 @@ class FakeHosts:
         self.idle: list[FakeHost] = []
         self.wait = 0.0
 
-    async def get(self, kind: HostKind, model: Path | None = None) -> FakeHost:
+    async def get(self, kind: HostKind, *paths: Path) -> FakeHost:
         return self.host(kind.backend)
 
     def host(self, backend: str) -> FakeHost:

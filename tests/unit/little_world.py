@@ -276,7 +276,7 @@ class Box(FakeBuilder):
 
     # -- the hosts --------------------------------------------------------------------------------------------------
 
-    async def get(self, kind: HostKind, model: Path | None = None) -> Link:
+    async def get(self, kind: HostKind, *paths: Path) -> Link:
         link = self.links.get(kind)
         if link is None or link.lost:
             link = self.links[kind] = Link(self, kind)

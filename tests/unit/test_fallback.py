@@ -124,7 +124,7 @@ class Hosts:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def get(self, kind: object, model: object) -> Host:
+    async def get(self, kind: object, *paths: object) -> Host:
         self.asked += 1
         await self.gate.wait()
         if self.outcomes and (outcome := self.outcomes.popleft()) is not None:

@@ -347,7 +347,7 @@ async def test_open_model_of_another_packages_family_uses_a_host_of_its_own(gate
     asked: list[HostKind] = []
     get = gate.hosts.get
 
-    async def noted(kind: HostKind, model: object = None) -> FakeHost:
+    async def noted(kind: HostKind, *_: object) -> FakeHost:
         asked.append(kind)
         return await get(kind)
 
