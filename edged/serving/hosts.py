@@ -71,15 +71,14 @@ class Hosts:
     async def get(self, kind: HostKind, *paths: Path) -> HostLink:
         """Return a running host that may read the paths of a model and of an engine. Start a host if necessary. A host
         that was started before the model was added, or before the folder of engines was created, may lack the
-        permission. Then a separate host for the path's folder is started.
+        permission. Then a separate host is started.
         Raises NotReady during the pause before a lost host is started again. Raises HostLost if the host cannot be
         started, and Superseded if the runtime on disk is not the version that the host must load.
         """
         while (link := self._links.get(kind)) is not None and not link.lost and not link.stopping:
-            for path in paths:
-                folder = f"{path.parent}:"
-                if folder not in kind.apart and not await asyncio.to_thread(link.reaches, path):
-                    return await self.get(msgspec.structs.replace(kind, apart=f"{kind.apart}{folder}"), *paths)
+            lacking = await asyncio.to_thread(link.lacks, paths) if paths else ""
+            if lacking and lacking not in kind.apart:
+                return await self.get(msgspec.structs.replace(kind, apart=f"{kind.apart}{lacking}"), *paths)
             if not link.lost and not link.stopping:  # it may have ended while the disk was read
                 return link
         task = self._starting.get(kind)

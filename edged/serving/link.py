@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -221,23 +221,21 @@ class HostLink:
             self._lose(f"could not be started: {error.strerror or error}")
             raise HostLost(f"engine host {self.backend} {self.lost}") from error
 
-    def reaches(self, path: Path) -> bool:
-        """Whether the host may read a folder, or a model and its external data. Reads the disk, so call this in a
-        thread."""
-        wanted = (str(path),) if path.is_dir() else rules.around(path)
-        return all(
-            any(self._is_known(each) and Path(one).is_relative_to(each) for each in self._reads) for one in wanted
-        )
+    def lacks(self, paths: Iterable[Path]) -> str:
+        """Return a name for the first of these folders of engines and files of models that the host may not read,
+        different after each replacement; empty if the host may read all. Reads the disk, so call this in a thread."""
+        for path in paths:
+            wanted = (str(path),) if path.is_dir() else rules.around(path)
+            for one in wanted:
+                if not any(Path(one).is_relative_to(each) and self._is_known(each) for each in self._reads):
+                    place = path if rules.is_private(str(path.parent)) else path.parent
+                    return f"{place}#{(_inode(str(place)) or (0, 0))[1]}:"
+        return ""
 
     def _is_known(self, path: str) -> bool:
         """Whether a path is still the file or folder that existed when the host started: Landlock's rules are for
         inodes, so the host cannot read a folder that was removed and created again."""
-        if not self._inodes:
-            return True
-        with contextlib.suppress(OSError):
-            status = os.stat(path)
-            return (status.st_dev, status.st_ino) in self._inodes
-        return False
+        return not self._inodes or _inode(path) in self._inodes
 
     async def open(self, order: Order, recognition: Recognition, batch: int = 1, tenant: Tenant = _UNKNOWN) -> int:
         """Open an engine for up to `batch` pictures at a time, and return the number of its session in this host.
@@ -535,3 +533,11 @@ def _fail(future: asyncio.Future[Reply] | asyncio.Future[None] | None, error: Ed
     if future is not None and not future.done():
         future.set_exception(error)
         future.exception()  # marks the exception as retrieved: the caller may have gone
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    """Return device and inode of a path; None if it does not exist."""
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
+    return None

@@ -69,9 +69,9 @@ def _require(name: str, files: Mapping[str, Path], package: str) -> Path:
 
 @contextlib.contextmanager
 def _served(daemon: Daemon, name: str, file: Path) -> Iterator[None]:
-    """Serve a model with its fastest engine; remove it afterwards."""
+    """Serve a model with its fastest float32 engine, with float32 tolerances; remove it afterwards."""
     with daemon.client() as client:
-        client.add_model(name, file)
+        client.add_model(name, file, {"precisions": "fp32"})
         try:
             daemon.ready(name)
             daemon.settled(name, _PATIENCE)

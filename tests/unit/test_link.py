@@ -601,6 +601,12 @@ async def test_hosts_get_for_a_folder_newer_than_the_host_starts_another_host(
         assert second is not first
         assert await hosts.get(NULL, model, engine) is second
         assert await hosts.get(NULL, model) is first
+        engines.rename(tmp_path / "older")
+        engine.mkdir(parents=True)
+        third = await hosts.get(NULL, model, engine)
+        assert third not in (first, second)
+        engines.rename(tmp_path / "oldest")
+        assert await hosts.get(NULL, model, engine) in hosts.links()  # without the folder there is an end, too
     finally:
         await hosts.stop()
 
