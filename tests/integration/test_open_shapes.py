@@ -28,10 +28,9 @@ async def test_request_outside_the_engines_shapes_is_answered_by_the_fallback(tm
         assert each.planned.fallback.current is None  # no request needed it so far
         for shape in ((3, 8), (1, 3), (1, 9), (64, 500)):
             assert await each.ask(x=shape) == 0
-        beside = each.planned.fallback.current
-        assert beside is not None
-        assert (beside.engine.backend, str(beside.engine.profile)) == ("onnxruntime", "")
-        assert each.planned.fallback.answered == 4
+        session = each.planned.fallback.current
+        assert session is not None
+        assert (session.engine.backend, str(session.engine.profile)) == ("onnxruntime", "")
         assert each.planned.slot.current is engine
         seen = each.planned.traffic.seen()
         assert (seen.requests, seen.smallest["x"], seen.largest["x"]) == (5, (1, 3), (64, 500))
@@ -46,7 +45,6 @@ async def test_infer_request_that_gives_an_input_with_a_default_is_answered_by_t
         assert each.planned.fallback.current is not None
         assert each.planned.fallback.current.engine.backend == "onnxruntime"
         assert await each.ask(x=(2, 8)) == 0
-        assert each.planned.fallback.answered == 1
         with pytest.raises(InvalidInput, match="is missing"):
             await each.ask(offset=5.0)
 
