@@ -65,7 +65,6 @@ class Store:
         self._used: dict[str, float] = {}  # seconds since the epoch
         self._latest = 0.0  # the latest time in `_used`
         self._pinned: set[str] = set()
-        self._has_folders = False
         if not is_read_only:
             self._make_folders()
             self._sweep()
@@ -74,15 +73,19 @@ class Store:
     @property
     def problem(self) -> str:
         """Why engines cannot be stored; empty if they can be stored. Stored engines may still be readable."""
-        if not self._has_folders:  # the disk may have free space now
+        found = self._unwritable()
+        if found and not self._is_read_only:  # the folders may have been removed, or the disk may have space now
             self._make_folders()
+            found = self._unwritable()
+        return found
+
+    def _unwritable(self) -> str:
         return next(filter(None, map(unwritable, (self.engines, self._staging.root))), "")
 
     def _make_folders(self) -> None:
         with contextlib.suppress(OSError):  # see `problem`
             for folder in (self.engines, self._staging.root, self._pins):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o750)
-            self._has_folders = True
 
     def _sweep(self) -> None:
         try:

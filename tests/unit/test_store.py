@@ -649,3 +649,11 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=15, stateful_step_count=10, deadline=None, derandomize=True)
+
+
+def test_problem_of_removed_folders_is_mended_unless_read_only(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    shutil.rmtree(store.engines)
+    assert "does not exist" in Store(tmp_path, is_read_only=True).problem
+    assert store.problem == ""
+    assert store.engines.is_dir()
