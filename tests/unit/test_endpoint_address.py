@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -88,6 +89,14 @@ def test_listener_at_port_zero_gets_a_free_port() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])  # a name with two addresses fails if one is taken
 def test_listener_at_a_taken_port_is_refused(taken: int, host: str) -> None:
     assert "is taken" in refusal(f"{host}:{taken}")
+
+
+def test_listener_at_a_port_of_the_system_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", forbidden)
+    assert "from 1024" in refusal("127.0.0.1:443")
 
 
 def test_listener_at_a_name_without_an_address_is_refused(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:

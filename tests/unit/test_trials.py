@@ -176,3 +176,13 @@ def test_keep_replaces_a_fifo(tmp_path: Path) -> None:
     os.mkfifo(place)
     assert ends_despite_fifo(lambda: outcomes.keep_unread("graph", limits, unread), place)
     assert outcomes.unread("graph", limits) == unread
+
+
+@pytest.mark.parametrize("size", [1000, 1023, 1010 << 10, 1023 << 20, 1000 << 30])
+def test_memory_finding_has_plain_numbers(size: int) -> None:
+    finding = trials.memory(Footprint(largest=TB, weights=size, tensor="t"), LIMITS, 1.0, 1)
+    assert finding is not None
+    assert "e+" not in finding.message
+    finding = trials.memory(Footprint(largest=TB + size, tensor="t"), LIMITS, 1.0, 1000)
+    assert finding is not None
+    assert "e+" not in finding.message

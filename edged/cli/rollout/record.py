@@ -113,8 +113,8 @@ class Record(msgspec.Struct):
                 atomic.write_file(place, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n", 0o600)
         except OSError as error:
             raise Refused(
-                f"the rollout's record {place} cannot be written: {error.strerror}; correct this, then: edged"
-                " fleet rollout list"
+                f"the rollout's record {place} cannot be written: {error.strerror}; correct this, then see:"
+                " edged fleet rollout list"
             ) from None
 
 
