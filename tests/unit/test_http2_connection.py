@@ -100,6 +100,23 @@ def test_connection_messages_in_pieces_of_any_size_arrive_whole(sent: list[bytes
     run(story())
 
 
+async def test_connection_message_below_one_mebibyte_needs_no_larger_window() -> None:
+    """A camera picture or the input of a usual model arrives without a pause in which the client waits for room."""
+    body = b"\0" + (size := 1_000_000).to_bytes(4, "big") + bytes(size)
+    peer = Peer(echo)
+    peer.begin(1)
+    sent = peer.frames()
+    for at in range(0, len(body), 16_384):
+        flags = http2.END_STREAM if at + 16_384 >= len(body) else 0
+        peer.send(http2.frame(http2.DATA, flags, 1, body[at : at + 16_384]))
+        await asyncio.sleep(0)
+    peer.send(http2.update(0, 1 << 20) + http2.update(1, 1 << 20))
+    await peer.end()
+    sent += peer.frames()
+    assert messages(sent, 1) == [body[5:]]
+    assert (http2.WINDOW_UPDATE, 1) not in [(frame.kind, frame.stream) for frame in sent]
+
+
 async def test_connection_large_message_gets_a_window_only_when_it_is_read() -> None:
     go = asyncio.Event()
 

@@ -21,16 +21,17 @@ TINY_BYTES = 64  # a DATA frame with fewer bytes costs a unit too
 class Limits(msgspec.Struct, frozen=True):
     """Limits of one connection. Sizes in bytes, times in seconds.
 
-    `stream_window`: bytes of one call that a client may send before the daemon has read them. The connection's window
-    is the sum of the windows of all its calls, so that unread calls do not block others. Each frame without a message
-    costs units of `allowance`, which grows by `allowance_second` per second. A client that is silent for `keepalive` is
-    pinged; the connection is closed if the client does not answer within `answer`. After GOAWAY and the last call, the
-    daemon waits `linger` seconds for the client to close.
+    `stream_window`: bytes of one call that a client may send before the daemon has read them. Messages below
+    `edged.api.auth.limits.LARGE` fit into it, so clients send them without a pause. The connection's window is the sum
+    of the windows of all its calls, so that unread calls do not block others. Each frame without a message costs units
+    of `allowance`, which grows by `allowance_second` per second. A client that is silent for `keepalive` is pinged; the
+    connection is closed if the client does not answer within `answer`. After GOAWAY and the last call, the daemon waits
+    `linger` seconds for the client to close.
     """
 
     max_message: int = 32 << 20
     streams: int = 1024
-    stream_window: int = 512 << 10
+    stream_window: int = 1 << 20
     frame: int = 1 << 20
     allowance: float = 4000.0
     allowance_second: float = 1000.0
