@@ -18,7 +18,7 @@ from edged.proto import language_pb2 as language
 from edged.proto import open_inference_pb2 as pb
 from edged.proto import operations_pb2 as operations
 
-LARGE = bytes(range(256)) * 100  # large enough that edged's own parser reads it, not protobuf
+LARGE = bytes(range(256)) * 100
 
 
 def request(*raw: bytes, model: str = "m") -> pb.ModelInferRequest:
@@ -31,9 +31,13 @@ def request(*raw: bytes, model: str = "m") -> pb.ModelInferRequest:
 
 def same(found: wire.Request, message: pb.ModelInferRequest) -> None:
     assert [bytes(each) for each in found.raw] == list(message.raw_input_contents)
-    message.ClearField("raw_input_contents")
-    found.message.ClearField("raw_input_contents")
-    assert found.message == message
+    assert found.id == message.id
+    shown = pb.ModelInferRequest()
+    shown.CopyFrom(found.message)  # requests with equal heads share a message
+    for each in (shown, message):
+        each.ClearField("raw_input_contents")
+        each.ClearField("id")
+    assert shown == message
 
 
 @pytest.mark.parametrize("raw", [(), (b"",), (b"abc", b""), (LARGE,), (LARGE, b"", b"x", LARGE)], ids=range(5))
@@ -47,6 +51,29 @@ def test_read_large_contents_are_views_of_the_message() -> None:
     for contents in wire.read(data).raw:
         assert isinstance(contents, memoryview)
         assert contents.obj is data
+
+
+def test_read_requests_that_differ_only_in_id_and_contents_share_a_message() -> None:
+    first = request(b"abc")
+    second = request(b"xyz")
+    second.id = "8"
+    third = request(b"abcd")
+    found = [wire.read(each.SerializeToString()) for each in (first, second, third)]
+    assert [each.id for each in found] == ["7", "8", "7"]
+    assert found[0].head == found[1].head != found[2].head
+    assert found[0].message is found[1].message is not found[2].message
+    assert [bytes(each.raw[0]) for each in found] == [b"abc", b"xyz", b"abcd"]
+
+
+def test_read_long_heads_are_not_kept() -> None:
+    data = request(b"abc", model="m" * 2000).SerializeToString()
+    assert wire.read(data).head == b""
+    assert wire.read(data).message is not wire.read(data).message
+
+
+def test_read_id_that_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="as ModelInferRequest"):
+        wire.read(request(b"abc").SerializeToString() + b"\x1a\x01\xff")
 
 
 def test_read_concatenated_messages_are_merged() -> None:

@@ -15,13 +15,13 @@ import pytest
 from edged.api.grpc.rpc import Context
 from edged.api.grpc.wire import Contents, Request
 from edged.api.inference.infer import Inference
-from edged.api.inference.requests import Caller
+from edged.api.inference.requests import Caller, DeclaredInput
 from edged.api.inference.service import InferHandlers
 from edged.api.inference.shared_memory import SharedMemoryAccess
 from edged.backends.contract import Signature
 from edged.backends.profile import Profile
 from edged.engines.controller import Controller
-from edged.errors import EngineUnusable
+from edged.errors import EngineUnusable, InvalidTensor, Unsupported
 from edged.models.sequencing import Sequencing
 from edged.models.triton_config import QueuePolicy, TritonConfig
 from edged.proto import open_inference_pb2 as pb
@@ -73,6 +73,7 @@ class World:
         planned = SimpleNamespace(
             answering=model, reading=None, problem="", entry=entry, slot=self.slot, model=None, traffic=Traffic()
         )
+        self.planned, self.model = planned, model
         controller = SimpleNamespace(find_any=lambda name, version="": planned, models={"m": planned})
         access = SharedMemoryAccess()
         off = SimpleNamespace(begin=lambda *_: None)
@@ -81,7 +82,9 @@ class World:
     def serve(self) -> None:
         self.slot.install(ServingSession(cast(Any, self.link), 1, engine_ref("engine")))
 
-    def ask(self, contents: Contents, shape: list[int], **parameters: int) -> asyncio.Task[list[bytes]]:
+    def ask(
+        self, contents: Contents, shape: list[int], head: bytes = b"", **parameters: int
+    ) -> asyncio.Task[list[bytes]]:
         datatype = self.datatype
         message = pb.ModelInferRequest(model_name="m")
         message.inputs.add(name="x", datatype=datatype, shape=shape)
@@ -91,7 +94,7 @@ class World:
         def write(response: pb.ModelInferResponse, raw: Any) -> bytes:
             return b"".join(map(bytes, raw))
 
-        return asyncio.create_task(self.inference.answer(Request(message, (contents,)), CALLER, write))
+        return asyncio.create_task(self.inference.answer(Request(message, (contents,), head=head), CALLER, write))
 
 
 async def turn() -> None:
@@ -199,6 +202,69 @@ async def test_answer_requests_of_a_sequence_stay_in_order_if_the_first_is_large
     assert sizes == [4 * 20_000, 4 * 8]
     assert [(each.infer_response.id, each.error_message) for each in await answering] == [("first", ""), ("second", "")]
     world.inference.close()
+
+
+async def test_answer_contents_are_checked_in_each_request_of_the_same_head() -> None:
+    world = World("UINT8")
+    world.serve()
+    right, short = world.ask(b"abcd", [1, 4], b"head"), world.ask(b"abc", [1, 4], b"head")
+    await turn()
+    world.link.answer()
+    assert await right == [b"abcd"]
+    with pytest.raises(InvalidTensor):
+        await short
+
+
+async def test_answer_same_head_is_checked_against_the_model_of_now() -> None:
+    world = World("UINT8")
+    world.serve()
+    first = world.ask(b"abcd", [1, 4], b"head")
+    await turn()
+    world.link.answer()
+    await first
+    spec = TensorSpec("x", "UINT8", ("n", 9))
+    world.planned.answering = SimpleNamespace(**{**vars(world.model), "declared": Signature((spec,), (spec,))})
+    with pytest.raises(InvalidTensor):
+        await world.ask(b"abcd", [1, 4], b"head")
+
+
+async def test_answer_many_different_heads_are_forgotten_again() -> None:
+    world = World("UINT8")
+    world.serve()
+
+    async def answered(number: int) -> None:
+        task = world.ask(b"abcd", [1, 4], str(number).encode(), priority=0)
+        await turn()
+        world.link.answer()
+        assert await task == [b"abcd"]
+
+    await answered(-1)
+    gc.collect()
+    before = sum(isinstance(each, DeclaredInput) for each in gc.get_objects())
+    for number in range(600):
+        await answered(number)
+    gc.collect()
+    assert sum(isinstance(each, DeclaredInput) for each in gc.get_objects()) - before < 300
+
+
+async def test_answer_same_head_is_refused_without_a_stream_only() -> None:
+    world = World("UINT8")
+    world.serve()
+    world.model.is_decoupled = True
+    message = pb.ModelInferRequest(model_name="m")
+    message.inputs.add(name="x", datatype="UINT8", shape=[1, 4])
+    asked = Request(message, (b"abcd",), head=b"head")
+
+    def write(response: pb.ModelInferResponse, raw: Any) -> bytes:
+        return bytes(raw[0])
+
+    for _ in range(2):
+        streamed = asyncio.create_task(world.inference.answer(asked, Caller("unix:", streamed=True), write))
+        await turn()
+        world.link.answer()
+        assert await streamed == [b"abcd"]
+        with pytest.raises(Unsupported):
+            await world.inference.answer(asked, CALLER, write)
 
 
 async def collect(stream: AsyncIterator[bytes]) -> list[pb.ModelStreamInferResponse]:

@@ -20,6 +20,7 @@ from edged.api.inference.requests import (
     Options,
     Place,
     RequestedOutput,
+    declared_inputs,
     inputs_of,
     options,
     outputs_of,
@@ -44,7 +45,8 @@ IMAGE, MODE = struct.pack("<4f", 1, 2, 3, 4), b"\1\xff"
 
 
 def inputs(request: pb.ModelInferRequest, signature: Signature, **options: Any) -> tuple[InputTensor, ...]:
-    return inputs_of(wire.Request.of(request), signature, **options)
+    locate = options.pop("locate", None)
+    return inputs_of(wire.Request.of(request), declared_inputs(request, signature, **options), locate)
 
 
 def one(datatype: str, *shape: int | str) -> Signature:
@@ -220,7 +222,7 @@ def test_inputs_and_outputs_of_any_request_are_read_or_refused(data: bytes) -> N
         return
     with contextlib.suppress(InvalidInput):
         inputs(request, TWO)
-        outputs_of(wire.Request.of(request), TWO)
+        outputs_of(request, TWO)
 
 
 def test_inputs_of_model_with_many_tensors_has_a_short_refusal() -> None:
@@ -394,10 +396,10 @@ def test_requested_outputs_are_plain_classified_or_in_memory() -> None:
 @pytest.mark.parametrize("names", [(), ("scores",), ("scores", "boxes")])
 def test_outputs_of_request_keep_its_order(names: tuple[str, ...]) -> None:
     request = pb.ModelInferRequest(outputs=[output(name) for name in names])
-    assert [each.name for each in outputs_of(wire.Request.of(request), TWO)] == list(names)
+    assert [each.name for each in outputs_of(request, TWO)] == list(names)
 
 
 @pytest.mark.parametrize("name", ["score", ""])
 def test_outputs_of_unknown_output_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidTensor, match=f"'{name}'"):
-        outputs_of(wire.Request.of(pb.ModelInferRequest(outputs=[output(name)])), TWO)
+        outputs_of(pb.ModelInferRequest(outputs=[output(name)]), TWO)

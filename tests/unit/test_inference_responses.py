@@ -41,11 +41,11 @@ def strings(name: str, shape: tuple[int, ...], *texts: bytes) -> OutputView:
 
 
 def form(wanted: tuple[RequestedOutput, ...] = (), **changes: object) -> Form:
-    return Form(**{"name": "m", "version": "7", "id": "42", "wanted": wanted, **changes})
+    return Form(**{"name": "m", "version": "7", "wanted": wanted, **changes})
 
 
 def collected(form: Form, *outputs: OutputView) -> list[Response]:
-    collector = Collector(form, write)
+    collector = Collector(form, "42", write)
     collector(outputs)
     return collector.responses()
 
@@ -72,7 +72,7 @@ def test_response_keeps_the_order_of_the_request_and_hides_states() -> None:
 
 
 def test_collector_stores_copies_of_states_by_input_name() -> None:
-    collector = Collector(form(states={"hn": "h"}, hidden=frozenset({"hn"})), write, copies=True)
+    collector = Collector(form(states={"hn": "h"}, hidden=frozenset({"hn"})), "42", write, copies=True)
     memory = bytearray(A.tobytes())
     collector((output("a", B), OutputView("hn", "FP32", (2, 3), memoryview(memory))))
     memory[:] = bytes(len(memory))
@@ -154,7 +154,7 @@ def test_collector_unexpected_error_is_raised_by_responses_only() -> None:
     def broken(message: pb.ModelInferResponse, raw: Sequence[Contents]) -> Response:
         raise ZeroDivisionError
 
-    collector = Collector(form(), broken)
+    collector = Collector(form(), "42", broken)
     collector((output("a", A),))
     with pytest.raises(ZeroDivisionError):
         collector.responses()

@@ -23,7 +23,7 @@ class Slow:
 
     async def answer(self, request: Request, caller: object, write: Callable[..., Any]) -> list[Any]:
         await self.gate.wait()
-        return [write(pb.ModelInferResponse(id=request.message.id), ())]
+        return [write(pb.ModelInferResponse(id=request.id), ())]
 
 
 async def test_stream_of_a_daemon_that_stops_answers_every_request_read_so_far() -> None:

@@ -12,6 +12,7 @@ Format: https://protobuf.dev/programming-guides/encoding
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -126,11 +127,13 @@ def _without_contents(data: memoryview, contents: ContentFields, fields: Iterato
 
 Contents: TypeAlias = "bytes | memoryview"
 
-_SPLIT_FROM = 16 << 10  # bytes below which protobuf's copies cost less than a search for the contents
 _MOST_FIELDS = 256  # protobuf parses the whole of a message with more fields
 _LARGEST = (1 << 31) - 1  # limit of a protobuf message, in bytes
 _DELIMITED = 2  # the wire type of fields with a length
-_RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+_CONTINUES = 0x80  # in a byte of a number: more bytes follow
+_RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | _DELIMITED
+_ID = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | _DELIMITED
+_LONG = 1 << 10  # bytes; heads that are longer are not kept
 _RAW_OUTPUT = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | _DELIMITED])
 _ENCODED, _RAW_IMAGE, _SHARED_IMAGE, _SAMPLES = (
     number << 3 | _DELIMITED
@@ -150,23 +153,35 @@ _INFER_RESPONSE = bytes([pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request: the message without its raw contents, and the raw contents."""
+    """A request: the message without raw contents, the raw contents, and the id. `head` has the bytes of the message
+    without raw contents and id, so requests with equal heads differ only in these two. The message of such requests is
+    shared: do not change it, and do not read its id. `head` is empty if the bytes are not known."""
 
     message: pb.ModelInferRequest
     raw: tuple[Contents, ...] = ()
+    id: str = ""
+    head: bytes = b""
 
     @classmethod
     def of(cls, message: pb.ModelInferRequest) -> Request:
-        """Return the request for a message that contains its raw contents."""
-        return cls(message, tuple(message.raw_input_contents))
+        """Return the request for a message that contains its raw contents and its id."""
+        return cls(message, tuple(message.raw_input_contents), message.id)
 
 
 def read(data: bytes) -> Request:
-    """Parse a request; the raw contents of a large request are views of `data`. Raises InvalidInput."""
-    if len(data) >= _SPLIT_FROM and (found := _split(memoryview(data))) is not None:
-        rest, raw = found
-        return Request(parse(rest, pb.ModelInferRequest), raw)
-    return Request.of(parse(data, pb.ModelInferRequest))
+    """Parse a request; raw contents are views of `data`. Raises InvalidInput."""
+    if (found := _split(memoryview(data))) is None:
+        return Request.of(parse(data, pb.ModelInferRequest))
+    head, raw, identifier = found
+    if len(head) > _LONG:
+        return Request(parse(head, pb.ModelInferRequest), raw, identifier)
+    return Request(_parsed(head), raw, identifier, head)
+
+
+@functools.lru_cache(256)
+def _parsed(head: bytes) -> pb.ModelInferRequest:
+    """Parse the head of a request. Clients send the same head again and again."""
+    return parse(head, pb.ModelInferRequest)
 
 
 class FrameRequest(msgspec.Struct, frozen=True):
@@ -210,29 +225,39 @@ def write(message: pb.ModelInferResponse, raw: Sequence[Contents], *, streamed: 
     return b"".join(parts)
 
 
-def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
-    """Return a request's bytes without its raw contents, and the raw contents. None if protobuf should parse the whole
-    request."""
+def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...], str] | None:
+    """Return a request's bytes without raw contents and id, the raw contents, and the id. None if protobuf should parse
+    the whole request."""
     raw: list[memoryview] = []
     others: list[memoryview] = []
+    identifier: memoryview | bytes = b""
     position, since = 0, 0  # the start of this field, and the start of the bytes that `others` lacks
     for _ in range(_MOST_FIELDS):
-        if position == len(data):
-            others.append(data[since:])
-            return (b"".join(others), tuple(raw)) if raw else None
-        tag, begins = _read_varint(data, position, 5)
-        if tag & 7 != _DELIMITED or begins < 0:
+        if position + 1 >= len(data):
+            break
+        tag, length, begins = data[position], data[position + 1], position + 2
+        if tag & (_CONTINUES | 7) != _DELIMITED:
             return None
-        length, begins = _read_varint(data, begins, 5)
+        if length & _CONTINUES:
+            length, begins = _read_varint(data, position + 1, 5)
         ends = begins + length
         if begins < 0 or ends > len(data):
             return None
-        if tag >> 3 == _RAW_INPUT:
+        if tag in (_RAW_INPUT, _ID):
             others.append(data[since:position])
-            raw.append(data[begins:ends])
             since = ends
+            if tag == _ID:
+                identifier = data[begins:ends]
+            else:
+                raw.append(data[begins:ends])
         position = ends
-    return None
+    if position != len(data) or not raw:
+        return None
+    others.append(data[since:])
+    try:
+        return b"".join(others), tuple(raw), str(identifier, "utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 def _split_frame(data: memoryview) -> tuple[bytes, memoryview] | None:
@@ -298,6 +323,6 @@ def _read_varint(data: memoryview, position: int, longest: int = 10) -> tuple[in
     if position >= 0:
         for index, byte in enumerate(data[position : position + longest]):
             value |= (byte & 0x7F) << 7 * index
-            if byte < 0x80:
+            if byte < _CONTINUES:
                 return value, position + index + 1
     return 0, -(1 << 62)

@@ -55,9 +55,8 @@ class Calls:
 
     async def infer(self, http: HttpRequest, request: InferRequest) -> Inferred:
         """Return the response of an inference, and the raw contents of each output."""
-        (inferred,) = await self._inference.answer(
-            wire.Request(request.message, request.raw), Caller(http.peer), _copied
-        )
+        asked = wire.Request(request.message, request.raw, request.message.id)
+        (inferred,) = await self._inference.answer(asked, Caller(http.peer), _copied)
         return inferred
 
 

@@ -55,25 +55,24 @@ class EnsembleInference:
     ) -> Written:
         """Answer a request as `Inference.answer` does, with exactly one response."""
         bound, received = await loaded_ensemble(planned), time.monotonic()
-        wanted, entry = requests.outputs_of(request, bound.signature), bound.entry
+        wanted, entry = requests.outputs_of(request.message, bound.signature), bound.entry
         form = Form(
             name=entry.model,
             version=entry.version,
-            id=request.message.id,
             wanted=wanted,
             regions=self._access.targets(caller.peer, wanted),
             labels=bound.labels,
             by_row=bound.max_batch_size > 0,
             streamed=caller.streamed,
         )
-        locate = self._access.locate(caller.peer)
-        read = partial(requests.inputs_of, request, bound.signature, locate=locate, optional=bound.optional)
+        declared = requests.declared_inputs(request.message, bound.signature, optional=bound.optional)
+        read = partial(requests.inputs_of, request, declared, self._access.locate(caller.peer))
         inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
         rows = requests.rows(entry.name, bound.max_batch_size, bound.max_batch_size, inputs)
         async with planned.memory.reserve(rows or 1, patient=caller.patient) as memory:
             queued_ms = (time.monotonic() - received) * 1e3
-            trace = self._tracing.begin(form.name, form.version, form.id)
-            collector = Collector(form, write, copies=trace is not None)
+            trace = self._tracing.begin(form.name, form.version, request.id)
+            collector = Collector(form, request.id, write, copies=trace is not None)
             run = EnsembleRun(
                 [step.step for step in bound.steps],
                 [step.inputs for step in bound.steps],

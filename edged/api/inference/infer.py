@@ -15,10 +15,10 @@ from edged.api.grpc.wire import Request
 from edged.api.inference import requests, sequences
 from edged.api.inference.ensembles import EnsembleInference, PartRequest
 from edged.api.inference.models import find, loaded
-from edged.api.inference.requests import Bounds, Caller, Options, RequestedOutput, options
+from edged.api.inference.requests import Bounds, Caller, DeclaredInput, Options, RequestedOutput, options
 from edged.api.inference.responses import Collector, Form, Write, Written
 from edged.api.inference.sequences import Sequences
-from edged.api.inference.shared_memory import Region, SharedMemoryAccess
+from edged.api.inference.shared_memory import SharedMemoryAccess
 from edged.backends.contract import Signature
 from edged.engines.controller import Controller
 from edged.engines.ensembles import PlannedEnsemble
@@ -26,6 +26,7 @@ from edged.engines.plan import PlannedModel
 from edged.errors import InvalidInput, InvalidTensor, Unsupported
 from edged.models.model import Model
 from edged.models.sequencing import Sequencing
+from edged.proto import open_inference_pb2 as pb
 from edged.serving.trace import Trace, Tracing
 from edged.serving.work import Answered, InputTensor, OutputTensor, OutputView, TensorWork
 
@@ -70,6 +71,43 @@ class _Served(msgspec.Struct, frozen=True):
         )
 
 
+class _Asked(msgspec.Struct, frozen=True):
+    """What a request asks of a model, besides its id and the contents of its inputs. Checked against the model.
+
+    `names` are the outputs that an engine must compute, None for all. `rows` and `is_alone` are as in `TensorWork`."""
+
+    served: _Served
+    options: Options
+    inputs: tuple[DeclaredInput, ...]
+    wanted: tuple[RequestedOutput, ...]
+    plan: Sequencing | None  # what edged fills in; None for nothing
+    form: Form
+    names: tuple[str, ...] | None
+    rows: int | None
+    is_alone: bool
+
+    @classmethod
+    def of(cls, message: pb.ModelInferRequest, served: _Served, *, streamed: bool) -> _Asked:
+        """Raises InvalidInput or Unsupported."""
+        if served.is_decoupled and not streamed:
+            raise Unsupported(
+                f"model {served.model.name!r} answers a request with any number of responses; use ModelStreamInfer"
+            )
+        asked = options(message.parameters)
+        wanted = requests.outputs_of(message, served.signature)
+        if served.is_decoupled:
+            _require_carried(wanted)
+        plan = _sequencing(message, served, asked)
+        filled = plan.inputs if plan is not None else frozenset[str]()
+        optional = served.model.inspection.optional
+        inputs = requests.declared_inputs(message, served.signature, served.bounds, filled, optional)
+        form = _form(served, wanted, asked, plan, streamed=streamed)
+        return cls(served, asked, inputs, wanted, plan, form, _names(form), *_rows_and_alone(served, inputs))
+
+
+_MOST_KEPT = 256  # requests with different heads that are kept
+
+
 class Inference:
     """Answers inference requests for the models of a controller. A daemon has one instance, which holds the sequences
     and the shared memory regions of all clients."""
@@ -79,6 +117,8 @@ class Inference:
         self._sequences = Sequences()
         self._ensembles = EnsembleInference(access, tracing, self._part)
         self._served: dict[str, _Served] = {}
+        # By the head of the request, and whether the call is a stream. Most clients send the same head each time.
+        self._asked: dict[tuple[bytes, bool], _Asked] = {}
 
     def close(self) -> None:
         self._sequences.close()
@@ -90,63 +130,59 @@ class Inference:
         A streamed call of a decoupled model has any number of responses, every other call exactly one. Raises
         EdgedError if the request fails.
         """
-        asked = options(request.message.parameters)
-        planned = find(self._controller, request.message.model_name, request.message.model_version)
+        message = request.message
+        planned = find(self._controller, message.model_name, message.model_version)
         if isinstance(planned, PlannedEnsemble):
-            return [await self._ensembles.answer(planned, request, asked, caller, write)]
-        served = self._of(await loaded(planned))
-        if served.is_decoupled and not caller.streamed:
-            raise Unsupported(
-                f"model {served.model.name!r} answers a request with any number of responses; use ModelStreamInfer"
-            )
-        expires = _expires(planned, asked, caller.expires)
-        wanted = requests.outputs_of(request, served.signature)
-        if served.is_decoupled:
-            _require_carried(wanted)
-        regions = self._access.targets(caller.peer, wanted)
-        plan = _sequencing(request, served, asked)
-        filled = plan.inputs if plan is not None else frozenset[str]()
-        read = partial(
-            requests.inputs_of,
-            request,
-            served.signature,
-            served.bounds,
-            self._access.locate(caller.peer),
-            filled,
-            served.model.inspection.optional,
-        )
-        form = _form(request, served, wanted, regions, asked, caller, plan)
+            return [await self._ensembles.answer(planned, request, options(message.parameters), caller, write)]
+        asked = self._read(request, self._of(planned.answering or await loaded(planned)), streamed=caller.streamed)
+        served, plan, form = asked.served, asked.plan, asked.form
+        expires = _expires(planned, asked.options, caller.expires)
+        if regions := self._access.targets(caller.peer, asked.wanted):
+            form = msgspec.structs.replace(form, regions=regions)
+        read = partial(requests.inputs_of, request, asked.inputs, self._access.locate(caller.peer))
         if plan is None:
             inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
-            rows, alone = _rows_and_alone(served, inputs)
-            work = TensorWork(inputs, _names(form), expires, asked.priority, rows, alone=alone)
-            return (await self._infer(planned, work, form, served.bounds, caller, write)).responses()
+            work = TensorWork(inputs, asked.names, expires, asked.options.priority, asked.rows, alone=asked.is_alone)
+            return (await self._infer(planned, work, form, request.id, served.bounds, caller, write)).responses()
         model = served.model
         key = (identity.namespace(caller.peer), model.name, model.digest)
         # The turn begins before the inputs are read: while a thread reads large ones, later requests must not overtake.
-        async with self._sequences.turn(key, asked, plan.idle, expires) as turn:
+        async with self._sequences.turn(key, asked.options, plan.idle, expires) as turn:
             inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
-            rows, alone = _rows_and_alone(served, inputs)
             folder = Path(model.entry.folder)
-            fill = partial(sequences.filled, plan, served.signature, folder, asked, inputs, turn.state)
+            fill = partial(sequences.filled, plan, served.signature, folder, asked.options, inputs, turn.state)
             more = await asyncio.to_thread(fill) if sequences.reads_disk(plan, turn.state) else fill()
-            work = TensorWork((*inputs, *more), _names(form), expires, asked.priority, rows, alone=alone)
-            collector = await self._infer(planned, work, form, served.bounds, caller, write)
+            inputs = (*inputs, *more)
+            work = TensorWork(inputs, asked.names, expires, asked.options.priority, asked.rows, alone=asked.is_alone)
+            collector = await self._infer(planned, work, form, request.id, served.bounds, caller, write)
             responses = collector.responses()
             turn.commit(collector.state)
         return responses
+
+    def _read(self, request: Request, served: _Served, *, streamed: bool) -> _Asked:
+        """Return what a request asks. Raises InvalidInput or Unsupported."""
+        key = (request.head, streamed)
+        found = self._asked.get(key)
+        if found is None or found.served is not served:
+            found = _Asked.of(request.message, served, streamed=streamed)
+            if request.head:
+                if len(self._asked) >= _MOST_KEPT:
+                    del self._asked[next(iter(self._asked))]
+                self._asked[key] = found
+        return found
 
     async def _infer(
         self,
         planned: PlannedModel,
         work: TensorWork,
         form: Form,
+        identifier: str,
         bounds: Bounds,
         caller: Caller,
         write: Write[Written],
     ) -> Collector[Written]:
-        trace = self._tracing.begin(form.name, form.version, form.id)
-        work.sink = collector = Collector(form, write, copies=trace is not None)
+        trace = self._tracing.begin(form.name, form.version, identifier)
+        work.sink = collector = Collector(form, identifier, write, copies=trace is not None)
         answer = await self._run(planned, work, bounds, trace, lambda: collector.outputs, patient=caller.patient)
         if form.rows:
             rows, times = len(collector.responses()) - form.empty_final, answer.times
@@ -203,6 +239,7 @@ class Inference:
         served = self._served.get(model.name)
         if served is None or served.model is not model:
             self._served = {name: each for name, each in self._served.items() if name in self._controller.models}
+            self._asked.clear()
             served = self._served[model.name] = _Served.of(model)
         return served
 
@@ -227,7 +264,7 @@ def _part_outputs(served: _Served, wanted: Collection[str]) -> tuple[str, ...] |
     return None if len(wanted) == len(names) else tuple(name for name in names if name in wanted)
 
 
-def _sequencing(request: Request, served: _Served, asked: Options) -> Sequencing | None:
+def _sequencing(message: pb.ModelInferRequest, served: _Served, asked: Options) -> Sequencing | None:
     """Return the states and inputs that edged fills in for this request; None if edged fills in none."""
     plan = served.sequencing
     if plan is None:
@@ -239,7 +276,7 @@ def _sequencing(request: Request, served: _Served, asked: Options) -> Sequencing
                 " and 'sequence_start' in the first request of a sequence"
             )
         return plan
-    given = {tensor.name for tensor in request.message.inputs}
+    given = {tensor.name for tensor in message.inputs}
     missing = [state.input for state in plan.states if state.input not in given]
     if missing and not asked.sequence:
         raise InvalidTensor(
@@ -250,38 +287,31 @@ def _sequencing(request: Request, served: _Served, asked: Options) -> Sequencing
 
 
 def _form(
-    request: Request,
-    served: _Served,
-    wanted: tuple[RequestedOutput, ...],
-    regions: Mapping[str, Region],
-    asked: Options,
-    caller: Caller,
-    plan: Sequencing | None,
+    served: _Served, wanted: tuple[RequestedOutput, ...], asked: Options, plan: Sequencing | None, *, streamed: bool
 ) -> Form:
     model = served.model
     return Form(
         name=model.entry.model,
         version=model.entry.version,
-        id=request.message.id,
         wanted=wanted,
         hidden=served.hidden if plan is not None else frozenset(),
         states={state.output: state.input for state in plan.states} if plan is not None else {},
-        regions=regions,
         labels=served.labels,
         default_labels=model.recognition.names,
         by_row=served.most_rows > 0,
         rows=served.is_decoupled,
         empty_final=asked.empty_final,
-        streamed=caller.streamed,
+        streamed=streamed,
     )
 
 
 def _expires(planned: PlannedModel, asked: Options, latest: float) -> float:
     """Return when a request expires, in seconds of time.monotonic(). This is `latest`, the deadline of the caller, or
     the request's own timeout if the queue policy has `allow_timeout_override` and the timeout is earlier."""
+    if not asked.timeout_s:
+        return latest
     batching = planned.slot.batching_policy
-    policy = batching.of(batching.level(asked.priority))
-    if not asked.timeout_s or not policy.allow_override:
+    if not batching.of(batching.level(asked.priority)).allow_override:
         return latest
     return min(latest, time.monotonic() + asked.timeout_s)
 
@@ -292,7 +322,9 @@ def _names(form: Form) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys((*names, *form.states))) if names else None
 
 
-def _rows_and_alone(served: _Served, inputs: tuple[InputTensor, ...]) -> tuple[int | None, bool]:
+def _rows_and_alone(
+    served: _Served, inputs: tuple[InputTensor, ...] | tuple[DeclaredInput, ...]
+) -> tuple[int | None, bool]:
     """Return the rows of a request, as `requests.rows` does, and whether the request must not share a batch."""
     required = tuple(tensor for tensor in inputs if tensor.name not in served.defaults) if served.defaults else inputs
     rows = requests.rows(served.model.name, served.most_rows, served.configured_rows, required)

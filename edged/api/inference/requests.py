@@ -201,6 +201,8 @@ class Bounds(msgspec.Struct, frozen=True):
     def combination(self, inputs: tuple[InputTensor, ...]) -> Combination:
         """Return the shapes of those inputs of a request that have a dynamic dimension. The daemon counts these shapes,
         and can build engines for frequent ones."""
+        if not self.open:
+            return ()
         shapes = {tensor.name: tensor.shape for tensor in inputs}
         return tuple((name, shapes[name]) for name in self.open if name in shapes)
 
@@ -231,46 +233,73 @@ _ANY = Bounds()
 Locate: TypeAlias = Callable[[Place, str], Source]
 
 
-def inputs_of(
-    request: Request,
+class DeclaredInput(msgspec.Struct, frozen=True):
+    """An input as a request declares it, without its contents. `place` is its place in shared memory, None if the
+    request carries the contents. `is_typed`: the request has typed contents for it."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    place: Place | None = None
+    is_typed: bool = False
+
+    def require_size(self, size: int) -> None:
+        if self.datatype != "BYTES" and size != byte_size(self.datatype, self.shape):
+            needs = f"{self.datatype}{list(self.shape)[:16]} needs {byte_size(self.datatype, self.shape)}"
+            raise InvalidTensor(f"input {self.name!r} has {size} bytes, but {needs}")
+
+
+def declared_inputs(
+    message: pb.ModelInferRequest,
     signature: Signature,
     bounds: Bounds = _ANY,
-    locate: Locate | None = None,
     filled: Collection[str] = (),
     optional: Sequence[TensorSpec] = (),
-) -> tuple[InputTensor, ...]:
-    """Return the request's inputs. Raises InvalidInput, naming the tensor.
+) -> tuple[DeclaredInput, ...]:
+    """Return the inputs that a request declares. Raises InvalidInput, naming the tensor.
 
-    `bounds` are the shapes that the model accepts. `locate` finds tensors in shared memory. `filled` are inputs that
-    edged fills in, `optional` inputs with a default."""
-    message = request.message
+    `bounds` are the shapes that the model accepts. `filled` are inputs that edged fills in, `optional` inputs with a
+    default."""
     specs = {spec.name: spec for spec in (*signature.inputs, *optional)}
     _require_names([tensor.name for tensor in message.inputs], signature, filled, specs.keys())
-    places = [place(tensor.parameters, f"input {tensor.name[:60]!r}") for tensor in message.inputs]
-    carried, raw = places.count(None), iter(request.raw)
-    if request.raw and len(request.raw) != carried:
-        elsewhere = " that are not in shared memory" if carried < len(places) else ""
-        raise InvalidTensor(
-            f"the request has {carried} inputs{elsewhere} but {len(request.raw)} raw contents; send one for each input"
+    found = tuple(
+        DeclaredInput(
+            tensor.name,
+            tensor.datatype,
+            _shape(tensor.datatype, tuple(tensor.shape), specs[tensor.name]),
+            place(tensor.parameters, f"input {tensor.name[:60]!r}"),
+            tensor.HasField("contents"),
         )
-    shapes = {
-        tensor.name: _shape(tensor.datatype, tuple(tensor.shape), specs[tensor.name]) for tensor in message.inputs
-    }
-    bounds.check(shapes)
-    tensors = []
-    for tensor, found in zip(message.inputs, places, strict=True):
-        spec, shape = specs[tensor.name], shapes[tensor.name]
-        if (request.raw or found) and tensor.HasField("contents"):
-            what = "raw and typed contents" if found is None else "contents and a place in shared memory"
-            raise InvalidTensor(f"input {spec.name!r} has {what}; send only one of the two")
-        if found is not None:
-            data: Blob = _located(found, spec, shape, locate)
-        elif request.raw:
-            data = next(raw)
-            _require_size(spec, shape, len(data))
+        for tensor in message.inputs
+    )
+    bounds.check({each.name: each.shape for each in found})
+    return found
+
+
+def inputs_of(
+    request: Request, declared: Sequence[DeclaredInput], locate: Locate | None = None
+) -> tuple[InputTensor, ...]:
+    """Return the request's inputs with their contents. `locate` finds tensors in shared memory. Raises InvalidInput,
+    naming the tensor."""
+    raw = request.raw
+    if raw and len(raw) != (carried := sum(each.place is None for each in declared)):
+        elsewhere = " that are not in shared memory" if carried < len(declared) else ""
+        raise InvalidTensor(
+            f"the request has {carried} inputs{elsewhere} but {len(raw)} raw contents; send one for each input"
+        )
+    tensors, rest = list[InputTensor](), iter(raw)
+    for number, each in enumerate(declared):
+        if each.is_typed and (raw or each.place is not None):
+            what = "raw and typed contents" if each.place is None else "contents and a place in shared memory"
+            raise InvalidTensor(f"input {each.name!r} has {what}; send only one of the two")
+        if each.place is not None:
+            data: Blob = _located(each, each.place, locate)
+        elif raw:
+            data = next(rest)
+            each.require_size(len(data))
         else:
-            data = _typed(tensor, spec, shape)
-        tensors.append(InputTensor(spec.name, spec.datatype, shape, data))
+            data = _typed(request.message.inputs[number], each)
+        tensors.append(InputTensor(each.name, each.datatype, each.shape, data))
     return tuple(tensors)
 
 
@@ -283,7 +312,7 @@ def require_fitting(
     bounds.check({tensor.name: _shape(tensor.datatype, tensor.shape, specs[tensor.name]) for tensor in tensors})
 
 
-def rows(model: str, most: int, configured: int, inputs: Sequence[InputTensor]) -> int | None:
+def rows(model: str, most: int, configured: int, inputs: Sequence[InputTensor | DeclaredInput]) -> int | None:
     """Return the batch size of a request, which is the first dimension of its inputs. None if the batch size is 0, if
     the inputs have no dimensions, or if the model has no batch dimension (`most` is 0). `most` is the largest batch
     size that the model accepts. `configured` is max_batch_size of the model's configuration, 0 if it has none.
@@ -308,9 +337,9 @@ def has_many_values(request: Request) -> bool:
     return not request.raw and request.message.ByteSize() > _MANY
 
 
-def outputs_of(request: Request, signature: Signature) -> tuple[RequestedOutput, ...]:
+def outputs_of(message: pb.ModelInferRequest, signature: Signature) -> tuple[RequestedOutput, ...]:
     """Return the requested outputs; empty for all. Raises InvalidTensor for an unknown output."""
-    found = requested_outputs(request.message.outputs)
+    found = requested_outputs(message.outputs)
     known = {spec.name for spec in signature.outputs}
     for each in found:
         if each.name not in known:
@@ -332,11 +361,11 @@ def _require_names(names: list[str], signature: Signature, filled: Collection[st
             raise InvalidTensor(f"edged fills in input {name!r} in each request of a sequence; do not send it")
 
 
-def _located(found: Place, spec: TensorSpec, shape: tuple[int, ...], locate: Locate | None) -> Source:
+def _located(declared: DeclaredInput, found: Place, locate: Locate | None) -> Source:
     if locate is None:
-        raise InvalidTensor(f"input {spec.name!r}: this call takes no shared memory; send the contents")
-    source = locate(found, f"input {spec.name!r}")
-    _require_size(spec, shape, found.size)
+        raise InvalidTensor(f"input {declared.name!r}: this call takes no shared memory; send the contents")
+    source = locate(found, f"input {declared.name!r}")
+    declared.require_size(found.size)
     return source
 
 
@@ -354,32 +383,25 @@ def _shape(datatype: str, shape: tuple[int, ...], spec: TensorSpec) -> tuple[int
     return shape
 
 
-def _require_size(spec: TensorSpec, shape: tuple[int, ...], size: int) -> None:
-    if spec.datatype != "BYTES" and size != byte_size(spec.datatype, shape):
-        needs = f"{spec.datatype}{list(shape)[:16]} needs {byte_size(spec.datatype, shape)}"
-        raise InvalidTensor(f"input {spec.name!r} has {size} bytes, but {needs}")
-
-
-def _typed(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, shape: tuple[int, ...]) -> bytes:
-    field = _TYPED.get(spec.datatype)
+def _typed(tensor: pb.ModelInferRequest.InferInputTensor, declared: DeclaredInput) -> bytes:
+    name, datatype, shape = declared.name, declared.datatype, declared.shape
+    field = _TYPED.get(datatype)
     if field is None:
-        raise InvalidTensor(
-            f"input {spec.name!r} is {spec.datatype}, which only raw contents can carry; send raw contents"
-        )
+        raise InvalidTensor(f"input {name!r} is {datatype}, which only raw contents can carry; send raw contents")
     values: Sequence[object] = getattr(tensor.contents, field)
     if len(values) != math.prod(shape):
         raise InvalidTensor(
-            f"input {spec.name!r} has {len(values)} values in {field}, but shape {list(shape)} needs {math.prod(shape)}"
+            f"input {name!r} has {len(values)} values in {field}, but shape {list(shape)} needs {math.prod(shape)}"
         )
-    if spec.datatype == "BYTES":
+    if datatype == "BYTES":
         return b"".join(struct.pack("<I", len(v)) + v for v in values if isinstance(v, bytes))
-    dtype = numpy_dtype(spec.datatype)
+    dtype = numpy_dtype(datatype)
     wide = np.empty(len(values), np.int64 if dtype.kind == "i" else dtype if dtype.kind != "u" else np.uint64)
     for start in range(0, len(values), _BLOCK):  # one large copy would hold the GIL for too long
         wide[start : start + _BLOCK] = values[start : start + _BLOCK]
     narrow = wide.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(narrow, wide):
-        raise InvalidTensor(f"input {spec.name!r} has values that do not fit {spec.datatype}")
+        raise InvalidTensor(f"input {name!r} has values that do not fit {datatype}")
     return narrow.tobytes()
 
 

@@ -28,7 +28,7 @@ _MOST_ROWS = 1 << 16  # limit of rows that become separate responses
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The form of a request's responses. `id` is the id of the request.
+    """The form of a request's responses.
 
     `wanted` are the outputs in their order; empty means all except `hidden`. `states` maps an output to the input that
     gets the output's values in the next request. `regions` maps an output to its shared memory. `labels` maps an output
@@ -39,7 +39,6 @@ class Form(msgspec.Struct, frozen=True):
 
     name: str
     version: str
-    id: str
     wanted: tuple[RequestedOutput, ...] = ()
     hidden: frozenset[str] = frozenset()
     states: Mapping[str, str] = {}
@@ -54,10 +53,10 @@ class Form(msgspec.Struct, frozen=True):
 
 class Collector(Generic[Written]):
     """Collects the responses of one request and the state of its sequence. An instance is a `work.Sink`: a callable
-    that receives the outputs. With `copies`, `outputs` has copies of them."""
+    that receives the outputs. `identifier` is the id of the request. With `copies`, `outputs` has copies of them."""
 
-    def __init__(self, form: Form, write: Write[Written], copies: bool = False) -> None:
-        self._form, self._write, self._copies = form, write, copies
+    def __init__(self, form: Form, identifier: str, write: Write[Written], copies: bool = False) -> None:
+        self._form, self._id, self._write, self._copies = form, identifier, write, copies
         self._written: list[Written] = []
         self._failure: Exception | None = None
         self.state: dict[str, StateTensor] = {}
@@ -102,7 +101,7 @@ class Collector(Generic[Written]):
         self, outputs: list[tuple[RequestedOutput, OutputView]]
     ) -> tuple[pb.ModelInferResponse, list[Contents]]:
         form = self._form
-        message = pb.ModelInferResponse(model_name=form.name, model_version=form.version, id=form.id)
+        message = pb.ModelInferResponse(model_name=form.name, model_version=form.version, id=self._id)
         raw: list[Contents] = []
         for wanted, output in outputs:
             if wanted.classes:

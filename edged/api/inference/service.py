@@ -140,7 +140,7 @@ class InferHandlers:
         identifier = ""
         try:
             request = wire.read(data)
-            message, identifier = request.message, request.message.id
+            message, identifier = request.message, request.id
             planned = self._language.of(message.model_name, message.model_version)
             if planned is None:
                 for response in await self._inference.answer(request, caller, _write_streamed):

@@ -73,9 +73,8 @@ async def responses(
     service: LanguageService, planned: PlannedLanguageModel, request: wire.Request, peer: str
 ) -> AsyncGenerator[bytes, None]:
     """Yield the responses of a request. Raises InvalidInput, and the errors of the model."""
-    message = request.message
     asked = _read(request)
-    answer = _Answer(planned, message, asked)
+    answer = _Answer(planned, request, asked)
     whole = ""
     async with aclosing(service.answer(planned, asked.request, peer)) as texts:
         async for text in texts:
@@ -85,14 +84,15 @@ async def responses(
                 yield answer.response(text.text, text)
             elif text.reason:
                 yield answer.response((asked.prompt if asked.has_prompt else "") + whole, text)
-    if EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param:
+    if answer.has_final:
         yield answer.final()
 
 
 class _Answer:
-    def __init__(self, planned: PlannedLanguageModel, message: pb.ModelInferRequest, asked: _Asked) -> None:
-        self._planned, self._message, self._asked = planned, message, asked
-        self._has_final = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
+    def __init__(self, planned: PlannedLanguageModel, request: wire.Request, asked: _Asked) -> None:
+        self._planned, self._id, self._asked = planned, request.id, asked
+        parameters = request.message.parameters
+        self.has_final = EMPTY_FINAL in parameters and parameters[EMPTY_FINAL].bool_param  # an empty response follows
         self.tokens = self._reported = 0
 
     def response(self, text: str, last: Text) -> bytes:
@@ -105,14 +105,14 @@ class _Answer:
         if asked.flags["return_num_output_tokens"]:
             outputs.append(("num_output_tokens", "UINT32", struct.pack("<I", self.tokens - self._reported)))
             self._reported = self.tokens
-        return self._written(outputs, is_final=bool(last.reason) and not self._has_final)
+        return self._written(outputs, is_final=bool(last.reason) and not self.has_final)
 
     def final(self) -> bytes:
         return self._written([], is_final=True)
 
     def _written(self, outputs: Sequence[tuple[str, str, bytes]], *, is_final: bool) -> bytes:
         entry = self._planned.entry
-        message = pb.ModelInferResponse(model_name=entry.model, model_version=entry.version, id=self._message.id)
+        message = pb.ModelInferResponse(model_name=entry.model, model_version=entry.version, id=self._id)
         message.parameters[FINAL].bool_param = is_final
         for name, datatype, _ in outputs:
             message.outputs.add(name=name, datatype=datatype, shape=(1,))
