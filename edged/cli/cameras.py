@@ -56,7 +56,7 @@ def add(
         str,
         typer.Argument(help="rtsp://..., http://..., /dev/video0, csi://0, or a video file or folder on the box."),
     ],
-    model: Annotated[str, typer.Argument(help="The model that gets the camera's frames; see edged models.")],
+    model: Annotated[str, typer.Argument(help="The model or pipeline that gets its frames; see edged models list.")],
     settings: _Settings = None,
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
@@ -173,7 +173,7 @@ def _zone(zone: ZoneInfo) -> str:
     if not zone.since_unix_s:
         return f"{inside}; never occupied"
     state = "occupied" if zone.occupied else "free"
-    return f"{inside}; {state} since {formatting.clock(zone.since_unix_s)}; {zone.visits} visits"
+    return f"{inside}; {state} since {formatting.clock(zone.since_unix_s)}; {formatting.many(zone.visits, 'visit')}"
 
 
 def _line(line: LineInfo) -> str:

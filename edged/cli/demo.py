@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def demo(
     seconds: Annotated[
         float,
-        typer.Option("--seconds", min=1.0, help="Streaming time before the demo restarts its daemon; then 4 s more."),
+        typer.Option("--seconds", min=1.0, help="Seconds of streaming before the daemon's restart; 4 s more follow."),
     ] = 14.0,
     cameras: Annotated[int, typer.Option("--cameras", min=1, max=64, help="Number of cameras.")] = 4,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")] = None,
     snapshot: Annotated[
-        Path | None, typer.Option("--snapshot", metavar="FILE.jpg", help="Write the cameras' annotated pictures.")
+        Path | None, typer.Option("--snapshot", metavar="FILE.jpg", help="Write the annotated pictures to one JPEG.")
     ] = None,
     model: Annotated[
         Path | None, typer.Option("--model", metavar="FILE.onnx", help="Your model instead of the embedded one.")
@@ -54,7 +54,7 @@ def demo(
     from edged.demo.view import render
 
     if model is not None and not model.is_file():
-        raise InvalidInput(f"model file {str(model)!r} does not exist")
+        raise InvalidInput(f"--model {str(model)!r} is not a file; give the path of an ONNX file")
     if snapshot is not None and snapshot.suffix.lower() not in (".jpg", ".jpeg"):
         raise InvalidInput(f"--snapshot {snapshot.name!r} is not the name of a JPEG; give a name that ends in .jpg")
     for path in (json, snapshot):

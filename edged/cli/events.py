@@ -84,5 +84,7 @@ def position(text: str) -> tuple[str, int]:
     """Parse N or EPOCH:N into epoch (empty for N) and number. Raises InvalidInput for any other text."""
     epoch, colon, number = text.strip().rpartition(":")
     if not (number.isascii() and number.isdecimal()) or len(number) > _LONGEST or (colon and not epoch):
-        raise InvalidInput(f"{text!r} is not an event number; give N or EPOCH:N, as edged events --json prints them")
+        raise InvalidInput(
+            f"{text!r} is not an event number; give N or EPOCH:N, with sequence and epoch of edged events --json"
+        )
     return epoch, int(number)

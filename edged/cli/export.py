@@ -174,7 +174,9 @@ def _program(python: str | None) -> str | None:
         return None
     found = shutil.which(str(Path(python).expanduser()))
     if found is None:
-        raise InvalidInput(f"--python {python}: this program does not exist; give the path of a Python")
+        raise InvalidInput(
+            f"--python {python}: this is not a program; give the path of a Python, such as ~/train/bin/python"
+        )
     return str(Path(found).absolute())
 
 

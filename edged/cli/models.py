@@ -365,7 +365,7 @@ def _open_dimensions(shapes: Shapes) -> dict[str, str]:
 
 
 _UNKNOWN = {
-    "any": "no range is known: set profile.INPUT, or shapes.policy = learn",
+    "any": "no range is known: set profile.INPUT or shapes.policy=learn",
     "learn": "no range is known until requests arrive",
 }
 

@@ -71,7 +71,7 @@ def stream_options(
     range."""
     for name, value in (("max_fps", max_fps), ("max_staleness", max_staleness)):
         if not 0 <= value < 2**31 / 1000:
-            raise InvalidInput(f"{name}={value:g} is out of range; give a positive number, or 0 for no limit")
+            raise InvalidInput(f"{name}={value:g} is out of range; give a number from 0 (no limit) to {2**31 // 1000}")
     if not 0 < weight < math.inf:
         raise InvalidInput(f"weight={weight:g} is out of range; give a positive number; the default is 1")
     if not -_PRIORITY <= priority <= _PRIORITY:

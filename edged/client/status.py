@@ -50,7 +50,10 @@ _UNREACHABLE = (
 # Texts of TLS errors, the most specific first. A server that requires TLS or a certificate just closes the connection.
 _HANDSHAKE: tuple[tuple[str, str], ...] = (
     ("certificate has expired", "the certificate of the daemon at {} has expired; renew it there"),
-    ("certificate is not yet valid", "the certificate of the daemon at {} is not valid yet; is the clock right?"),
+    (
+        "certificate is not yet valid",
+        "the certificate of the daemon at {} is not valid yet; check the clocks of both machines",
+    ),
     (
         "hostname verification",
         "the certificate of the daemon at {} names another host; give the certificate's name: EDGED_SERVER_NAME",
@@ -158,5 +161,5 @@ def _remedy(words: str, target: str) -> str:
     if "resolution" in words or "errors resolving" in words:
         return " (no such host): correct the name, or give the box's IP address"
     if is_here(target):
-        return "; start one with: edged serve"
+        return "; start one with: edged serve, or as a service: sudo systemctl start edged"
     return "; check that the box is up, its daemon listens at this address (key 'listen'), and no firewall blocks it"

@@ -109,6 +109,7 @@ def space(folder: Folder, engine_bytes: int, settings: Engines) -> Check:
     if free < _FULL_BYTES:
         return wrong(Name.DISK_SPACE, f"the disk is full: {message}", remedy, folder.path)
     if folder.free_files == 0:
+        remedy = "delete files that are not needed (see: df -i), or evict engines: edged engines evict --all"
         return wrong(Name.DISK_SPACE, "the file system has no inodes left", remedy, folder.path)
     if free < settings.keep_free_mb << 20:
         message += f"; {settings.keep_free_mb} MiB must stay free (engines.keep_free_mb), so no engine is built"

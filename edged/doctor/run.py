@@ -90,7 +90,7 @@ async def _check_live(
         reported = state if isinstance(state, DaemonState) else None
         models = ModelChecks(view, reported, runtimes, fingerprint, scratch, wanted.model, wanted.families)
         if wanted.model and not models.names:
-            raise InvalidInput(f"there is no model or file {wanted.model!r}; the models are in {view.repository.root}")
+            raise InvalidInput(f"no model or file is named {wanted.model!r}; the models are in {view.repository.root}")
         steps = [
             *_box_steps(root, fingerprint, user),
             *_live_steps(wanted, pid, user, view),
@@ -181,7 +181,7 @@ def _store(view: StoreView) -> Check:
     """Check the engine store. The result is a warning if the store had damaged engines."""
     counts, records = view.store.counts, view.store.records()
     if counts.damaged:
-        message = f"{many(counts.damaged, 'damaged engine')} found; the daemon removes them and builds them again"
+        message = f"{many(counts.damaged, 'damaged engine')} found; the daemon removes and rebuilds damaged engines"
         return warning(Name.STORE, message, "check the disk (journalctl -k, smartctl), or use another disk")
     held = sum(bool(record.files) for record in records.values())
     others = f"{many(len(records) - held, 'record')} of engines that have no files (reference, rejected or evicted)"

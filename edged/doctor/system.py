@@ -24,6 +24,7 @@ from edged import shared_layout
 from edged.device import system
 from edged.device.root import Root
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
+from edged.formatting import many
 
 _SCANT_MB, _TOO_LITTLE_MB = 512, 128  # MiB that a build needs, and that a host with a small model needs
 _SMALL_LIMIT_MB = 1024
@@ -82,7 +83,7 @@ def memory_limit(root: Root) -> Check:
     events = system.cgroup_text(root, "memory", "memory.events", "memory.oom_control") or ""
     killed = re.search(r"^oom_kill ([1-9][0-9]{0,14})$", events, re.MULTILINE)
     if killed:
-        message = f"the kernel has killed {killed[1]} processes in this cgroup because memory ran out"
+        message = f"the kernel has killed {many(int(killed[1]), 'process')} in this cgroup because memory ran out"
         return warning(Name.MEMORY_LIMIT, message, f"{raise_it}, or lower build.memory_mb")
     if limit is None:
         return ok(Name.MEMORY_LIMIT, "no cgroup limits this process below the box's memory")
@@ -158,7 +159,8 @@ def descriptors(known: Descriptors) -> Check:
     message = f"{known.whose} can open at most {known.most} files at once"
     remedy = "raise it: LimitNOFILE=65536 in the unit, ulimit -n 65536 in a shell, --ulimit nofile=65536 of a container"
     if known.used is not None and known.used > _NEARLY * known.most:
-        return wrong(Name.DESCRIPTORS, f"{message} and has {known.used} open; connections will be refused", remedy)
+        message += f" and has {known.used} open; at the limit, connections are refused"
+        return wrong(Name.DESCRIPTORS, message, remedy)
     if known.most < _FEWEST_FILES:
         return wrong(Name.DESCRIPTORS, f"{message}; cameras and hosts will be refused", remedy)
     if known.most < _FEW_FILES:

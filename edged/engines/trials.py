@@ -99,7 +99,7 @@ def lost(
             stage,
             Category.TIMED_OUT,
             message,
-            f"if the model is only slow, raise {_named('seconds')}, now {limits.seconds:g}",
+            f"if the model is only slow, raise {_named('seconds')}, now {limits.seconds:g} s",
         )
     if error.how == "too large":
         return Finding(stage, Category.TOO_MUCH_MEMORY, f"{where} used more memory than allowed", _raise_memory(limits))
@@ -146,7 +146,7 @@ _WHERE: Mapping[Stage, str] = {
 
 
 def _raise_memory(limits: AdmissionLimits) -> str:
-    return f"if the model really needs so much, raise {_named('memory_mb')}, now {limits.memory_mb}"
+    return f"if the model really needs so much, raise {_named('memory_mb')}, now {limits.memory_mb} MiB"
 
 
 def _named(field: str) -> str:

@@ -197,7 +197,7 @@ class EngineThreads:
                 raise errors.Unsuitable(
                     f"the engine was measured with {instances} inferences at a time, but backend"
                     f" {opening.order.recipe.backend} can run only one; build the engine again with"
-                    " edged engines rebuild --force"
+                    f" edged engines rebuild {opening.bounds.model} --force"
                 )
             sessions += [first.replica() for _ in range(instances - 1)]
             buffers = (1,)
@@ -327,8 +327,8 @@ class EngineThreads:
             room -= max(array.nbytes, len(data))
             if room < 0:
                 raise TooLarge(
-                    f"the outputs of model {bounds.model!r} are larger than {bounds.output_mb} MiB, together with"
-                    f" output {name!r} {list(array.shape)}; request fewer outputs, or raise the setting {OUTPUT_MB!r}"
+                    f"with output {name!r} {list(array.shape)}, the outputs of model {bounds.model!r} are larger than"
+                    f" {bounds.output_mb} MiB; request fewer outputs, or raise the model's setting {OUTPUT_MB!r}"
                 )
             if reply is not None and position + len(data) <= reply.size:
                 span = Span(reply.offset + position, len(data))

@@ -86,7 +86,9 @@ class _Conversion:
         notify = partial(self._way.notify, "calibrating")
         self._ranges = int8_ranges.measure(self._prepared, values, self._some_kept(calibration), self._work, notify)
         if not self._ranges:
-            raise Unsuitable("int8 needs calibration data; give the model sample pictures")
+            raise Unsuitable(
+                "int8 needs calibration data; add samples: edged models add NAME FILE --replace --samples PICTURES"
+            )
         for layer in self.layers:
             if not np.isfinite(self._ranges[layer.value].largest).all():
                 raise EngineUnusable(

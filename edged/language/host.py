@@ -180,4 +180,4 @@ class LanguageHost:
                 process.send(m.Ping())
             used = memory.used_mb(process.pid)
             if self._memory_mb and used > self._memory_mb:
-                process.end(f"used {used:.0f} MiB of memory, more than its limit of {self._memory_mb} MiB")
+                process.end(f"used {used:.0f} MiB of memory; its limit is {self._memory_mb} MiB (language.memory_mb)")

@@ -53,7 +53,9 @@ def parse(text: str) -> Reference | None:
     if not is_usable:
         raise InvalidInput("the reference is not a valid address; write special characters as %XX")
     if "@" in parts.netloc:
-        raise InvalidInput("a reference cannot have a password; use a server without a password, or a signed address")
+        raise InvalidInput(
+            "a reference cannot have a user or password; use a server without login, or a signed address"
+        )
     digest = _DIGEST.fullmatch(fragment)
     if fragment and digest is None:
         raise InvalidInput(f"#{fragment[:40]} is not a digest; append #sha256= and 64 hexadecimal digits")

@@ -71,5 +71,6 @@ def test_engine_report_as_a_page_without_frames_has_no_pictures(handlers: Engine
 def test_engine_report_of_no_engine_says_why(
     handlers: EngineReportHandlers, engine: str, error: type[EdgedError]
 ) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error) as raised:
         ask(handlers, engine)
+    assert error is not Refused or str(raised.value).endswith("see: edged engines why m")

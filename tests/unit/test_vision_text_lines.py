@@ -313,7 +313,8 @@ def test_recognise_setting_has_precedence_over_the_file() -> None:
 @pytest.mark.parametrize(
     ("shape", "metadata", "settings", "words"),
     [
-        (("n", "t", 9), RAPID, {}, "13 characters; the model has 9 classes"),
+        (("n", "t", 9), RAPID, {}, "13 entries; the model has 9 classes, so list 8"),
+        (("n", "t", 9), RAPID, {"decode.characters": "\na\nb"}, "3 entries; the model has 9 classes, so list 9"),
         (("n", "t", 6625), {}, {}, "set decode.characters"),
         (("n", "t", CLASSES), RAPID, {"names": "a,b"}, "decode.characters"),
     ],

@@ -22,6 +22,7 @@ from edged.api.grpc.status import status_of
 from edged.config.schema import Access, Tls
 from edged.engines.alarms import Alarm, AlarmKind
 from edged.errors import ConfigError, EdgedError, Forbidden, Unauthenticated
+from edged.formatting import many
 
 _LOG = logging.getLogger("edged.access")
 _LOOK_SECONDS = 0.25  # so that a new token is valid within a second
@@ -120,12 +121,12 @@ class Guard:
         """Apply changes of the tokens (`changed`) and of the certificate (`renewed`). Cancel calls whose callers lost a
         role or their credentials."""
         if changed:
-            _LOG.info("tokens changed: %d are valid", len(self._book.tokens))
+            _LOG.info("tokens changed: the file now has %d", len(self._book.tokens))
             self._changed()
         elif self._open:
             self._expel()  # end calls whose callers' credentials have expired
         if renewed:
-            _LOG.info("certificate %s is in use", self.tls.certificate)
+            _LOG.info("the TLS files changed: certificate %s was read again and is in use", self.tls.certificate)
 
     def alarms(self) -> Iterator[Alarm]:
         """Yield an alarm for each problem of the certificate, the tokens and the audit log."""
@@ -134,7 +135,7 @@ class Guard:
         if self._book.problem:
             yield Alarm(AlarmKind.TOKENS, f"{self._book.problem}; the previous tokens stay valid")
         if self.audit.problem:
-            what = f"{self.audit.lost} audit records are lost: {self.audit.problem}"
+            what = f"{many(self.audit.lost, 'audit record')} lost: {self.audit.problem}"
             yield Alarm(AlarmKind.AUDIT, what)
 
     def caller(

@@ -46,7 +46,8 @@ class CallGuard:
         """Run a call to its end."""
         method = self._methods.get(call.head.path)
         if method is None:
-            call.finish(Status.UNIMPLEMENTED, "this version of edged lacks the method; see the protos of this version")
+            lacks = f"this version of edged lacks the method {call.head.path[:100]}; see the protos of this version"
+            call.finish(Status.UNIMPLEMENTED, lacks)
             return
         try:
             who = self._caller(call)

@@ -43,7 +43,9 @@ class EngineReportHandlers:
         key = engines[0].key
         record = self._controller.store.records().get(key)
         if record is None:
-            raise Refused(f"engine {key[:12]} is not built yet, so there is nothing to report; see: edged engines why")
+            raise Refused(
+                f"engine {key[:12]} is not built yet, so it has no report; see: edged engines why {engines[0].model}"
+            )
         models = tuple(engine.model for engine in engines)
         about = Report(engines[0], models, self._bounds(engines[0]), record.judgement, record.blocks)
         if request.json:

@@ -282,7 +282,10 @@ class OperationsService:
 
     async def restore_model(self, request: pb.RestoreModelRequest, context: Context) -> pb.ModelStatus:
         if self._controller.is_configured(request.name):
-            raise InvalidInput(f"model {request.name!r} is in the daemon's configuration; change it there")
+            raise InvalidInput(
+                f"model {request.name!r} cannot be restored, because the daemon's configuration has a model of this"
+                " name; remove that model from the configuration first"
+            )
         await asyncio.to_thread(self._controller.repository.restore, request.name)
         return to_message(await self._read_again(request.name), pb.ModelStatus)
 

@@ -23,8 +23,8 @@ def load(request: Request) -> Loaded:
             module = timm.create_model(request.source, pretrained=True)
         except Exception as error:
             raise Refused(
-                f"the weights of {request.source} are not in this user's cache, and exports have no network"
-                f" ({type(error).__name__}); give --weights FILE"
+                f"the weights of {request.source} cannot be loaded from this user's cache ({type(error).__name__}), and"
+                " exports have no network; give --weights FILE"
             ) from None
     config = resolve_data_config({}, model=module)
     _, height, width = config["input_size"]

@@ -249,5 +249,6 @@ def _unfit(listed: tuple[str, ...], classes: int | None, output: str) -> str:
         return f"output {output} is text, but the list of characters is missing; {what}"
     if (empty := listed.count("")) > 1:
         return f"the list of characters has {empty} empty entries, but only one can be empty; set decode.characters"
-    wanted = f"the model has {classes} classes, so list {(classes or 0) - 1}"
-    return f"the list of characters has {len(listed)} characters; {wanted}; change decode.characters"
+    count = (classes or 0) - ("" not in listed)  # without an empty entry, one class is not listed: no character
+    wanted = f"the model has {classes} classes, so list {count}"
+    return f"the list of characters has {len(listed)} entries; {wanted}; change decode.characters"
