@@ -196,7 +196,8 @@ def foreign(paths: Iterable[Path]) -> str:
     for path in paths:
         status = path.stat()
         if status.st_uid not in (0, os.geteuid()):
-            return f"{path} belongs to {_user(status.st_uid)}, not to {_user(os.geteuid())}; change the owner (chown)"
+            own = os.geteuid()
+            return f"{path} belongs to {_user(status.st_uid)}, not to {_user(own)}; run: chown {own} {path}"
         is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
         if is_sticky:
             continue

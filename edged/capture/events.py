@@ -255,7 +255,7 @@ class EventRecorder:
     def _fail(self, error: Exception | str) -> None:
         problem = str(getattr(error, "strerror", None) or error)
         if problem != self.problem:
-            _log.warning("files of events are missing or incomplete: %s", problem)
+            _log.warning("files of events in %s are missing or incomplete: %s", self._folder.folder, problem)
         self.problem = problem
 
 

@@ -28,7 +28,7 @@ def chat(
     ] = None,
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="How the model should answer.")] = "",
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=0, help="The longest answer; 0 is the model's own limit.")
+        int, typer.Option("--max-tokens", min=0, help="The longest answer, in tokens; 0 is the model's own limit.")
     ] = 0,
     temperature: Annotated[
         float | None, typer.Option("--temperature", min=0.0, help="How random the answer is; 0 is not random.")
@@ -69,4 +69,5 @@ def _schema(path: Path) -> dict[str, object]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=ready(dict[str, object]))
     except (OSError, msgspec.MsgspecError, ValueError) as error:
-        raise InvalidInput(f"the JSON schema {path} cannot be used: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise InvalidInput(f"the JSON schema {path} cannot be used: {why}") from None

@@ -36,7 +36,7 @@ _NOTHING = {
     "cancel": "nothing to cancel: no build of these engines is running or queued",
     "pin": "nothing to pin: none of these engines is in the store",
     "unpin": "nothing to unpin: none of these engines is in the store",
-    "evict": "nothing to evict: these engines are in use or already evicted",
+    "evict": "nothing to evict: these engines are in use, pinned, already evicted or not built",
 }
 
 

@@ -102,7 +102,9 @@ def _tensorrt(facts: Mapping[str, str]) -> Iterator[Check]:
         yield warning(Name.DRIVER, f"libnvinfer {library} is installed without its Python module", remedy, "tensorrt")
     elif not library:
         remedy = "install libnvinfer of the same version, or remove the Python package"
-        yield warning(Name.DRIVER, f"Python package {package} is installed without libnvinfer", remedy, "tensorrt")
+        yield warning(
+            Name.DRIVER, f"Python package tensorrt {package} is installed without libnvinfer", remedy, "tensorrt"
+        )
     elif not registry.agree(library, plain):
         message = f"libnvinfer has version {library}, but its Python module has version {package}"
         yield wrong(Name.DRIVER, message, "install both with the same version", "tensorrt")
@@ -228,7 +230,7 @@ def power_mode(root: Root, facts: Mapping[str, str]) -> Iterator[Check]:
     """Check the power mode, and the governor of the processors' clocks."""
     jetson = facts.get("jetson.power_mode", "")
     if jetson:
-        slower = "; engines are built and timed for this mode; nvpmodel -m 0 gives full speed"
+        slower = "; engines are built and timed for this mode; /etc/nvpmodel.conf lists the other modes"
         yield ok(Name.POWER_MODE, f"power mode {jetson}{'' if jetson.startswith('MAXN') else slower}", "nvpmodel")
     elif facts.get("jetson.l4t"):
         yield unknown(Name.POWER_MODE, "nvpmodel does not report the power mode", "nvpmodel")
@@ -257,7 +259,7 @@ def _clock(root: Root, folder: str) -> Check | None:
 
 def throttling(root: Root) -> Iterator[Check]:
     """Check whether the box is throttled now or was throttled since its start."""
-    remedy = "use a better power supply or better cooling; engines may have been timed while the box was slow"
+    remedy = "use a better power supply or better cooling; then time the engines again: edged engines verify --all"
     volt = [path for path in root.glob("sys/class/hwmon/hwmon*/name") if _text(root, path) == "rpi_volt"]
     firmware = [path for pattern in _PI for path in root.glob(pattern)]
     now, before = list(_pi(root, firmware)), [*_overcurrent(root), *_cores(root)]

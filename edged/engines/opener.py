@@ -179,7 +179,7 @@ class Opener:
                 await session.retire()
                 return
             _LOG.info(
-                "model %s: opened engine %s for shapes outside the serving engine's range",
+                "model %s: opened engine %s for requests that the serving engine does not take",
                 model.name,
                 engine.digest[:12],
             )

@@ -268,13 +268,13 @@ class PlannedLanguageModel:
                 raise self._gone()
             if self.state is LanguageState.REFUSED:
                 raise NotReady(f"model {self.entry.name!r} cannot be served: {self.problem}")
-            why = f": {self.problem}" if self.problem is not None else ""
+            why = f"is not ready: {self.problem}" if self.problem is not None else "is being loaded"
             now = time.monotonic()
             if now >= patience or self._failures >= _REPEATED:
-                raise NotReady(f"model {self.entry.name!r} is being loaded{why}; try again")
+                raise NotReady(f"model {self.entry.name!r} {why}; try again")
             if now >= end:
                 raise DeadlineExceeded(
-                    f"model {self.entry.name!r} is being loaded{why}; the request waited for"
+                    f"model {self.entry.name!r} {why}; the request waited for"
                     f" {self.settings.seconds:g} s; try again, or raise the model's setting 'limits.seconds'"
                 )
             self._moved.clear()

@@ -96,7 +96,7 @@ def _value(file: BinaryIO, kind: int) -> Value | None:
             raise ValueError("its header has lists in lists, which edged does not read; convert the model again")
         return None
     if kind not in _NUMBERS:
-        raise ValueError(f"its header has a value of unknown type {kind}")
+        raise ValueError(f"its header has a value of unknown type {kind}; convert the model again")
     value: Value = _unpack(file, _NUMBERS[kind])[0]
     return value
 

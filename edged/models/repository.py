@@ -103,9 +103,11 @@ class Repository:
         failing: set[Path] = set()
         found = {path: self._look(path, read, failing) for path in paths}
         for entry in (entry for path in paths for entry in found[path]):
-            twice = entry.name in entries
-            problem = f"both a folder {entry.name} and a file {entry.name}{Path(entry.path).suffix} exist; remove one"
-            entries[entry.name] = msgspec.structs.replace(entry, problem=problem) if twice else entry
+            if (other := entries.get(entry.name)) is not None:
+                first, second = (Path(each.path).relative_to(self.root).parts[0] for each in (other, entry))
+                problem = f"both {first} and {second} exist in the models folder; remove one"
+                entry = msgspec.structs.replace(entry, problem=problem)
+            entries[entry.name] = entry
         self.is_whole = all(self._last.get(path) for path in failing)
         self._read, self._last, self._failing = read, found, failing
         return entries

@@ -67,8 +67,10 @@ class FrameFiles:
                 collection = read_index(folder)
                 found[model] = self._tidy(folder, collection)
             except (OSError, sealed.Damaged) as error:
-                why = "collection.json is missing" if isinstance(error, FileNotFoundError) else str(error)
-                _LOG.error("frames in %s cannot be used: %s; restore collection.json or remove the frames", folder, why)
+                missing = isinstance(error, FileNotFoundError)
+                why = "collection.json is missing" if missing else str(getattr(error, "strerror", None) or error)
+                remedy = f"restore collection.json, or run: edged samples remove {model}"
+                _LOG.error("frames in %s cannot be used: %s; %s", folder, why, remedy)
                 damaged[model] = why
         return found, damaged
 

@@ -127,8 +127,9 @@ class Galleries:
                     raise sealed.Damaged("the file is too large")
                 self._galleries[model] = sealed.unseal(read_regular(path), Gallery)
             except (OSError, sealed.Damaged) as error:
-                _LOG.error("gallery %s cannot be used: %s; restore the file or add the pictures again", path, error)
-                self._damaged[model] = str(error)
+                why = str(getattr(error, "strerror", None) or error)
+                _LOG.error("gallery %s cannot be used: %s; restore the file or add the pictures again", path, why)
+                self._damaged[model] = why
 
 
 def embeddings_of(answer: Answered) -> list[Embedding]:

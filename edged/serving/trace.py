@@ -193,8 +193,13 @@ class TraceFiles:
             file.size = 0
         size = file.size + len(text) + len(_END)
         others = sum(sizes.values()) - sizes.get(name, 0)
-        if size > self._file_bytes or others + size > self._folder_bytes or len({*sizes, name}) > _FILES:
-            self._warn(f"traces are dropped: {name} or {self._folder} is full; set another trace_file or delete files")
+        if size > self._file_bytes:
+            full = f"{self._folder / name} has reached {self._file_bytes >> 20} MiB"
+            self._warn(f"traces are dropped: {full}; set another trace_file, or delete the file")
+            return
+        if others + size > self._folder_bytes or len({*sizes, name}) > _FILES:
+            full = f"{self._folder} has reached {self._folder_bytes >> 20} MiB or {_FILES} files"
+            self._warn(f"traces are dropped: {full}; delete files there")
             return
         sizes[name] = file.size = _append(self._folder / name, text, file.size)
         file.traces += 1

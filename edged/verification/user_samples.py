@@ -115,7 +115,8 @@ def _array(member: bytes, spec: TensorSpec) -> Array:
 def _header(file: io.BytesIO, spec: TensorSpec) -> _Header:
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
-        raise InvalidInput(f"array {spec.name[:80]!r} has .npy version {version}; edged reads (1, 0) and (2, 0)")
+        found = ".".join(map(str, version))
+        raise InvalidInput(f"array {spec.name[:80]!r} has .npy version {found}; edged reads versions 1.0 and 2.0")
     try:
         return _HEADERS[version](file)
     except Exception as error:  # numpy parses it as a Python literal; the errors have no common base class

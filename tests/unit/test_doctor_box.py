@@ -117,7 +117,7 @@ TENSORRT = {"tensorrt.version": "10.3.0.30"}
         (TENSORRT | {"runtime.tensorrt": "10.3.0"}, {}, "ok tensorrt: "),
         (TENSORRT | {"runtime.tensorrt": "10.3.0.post1"}, {}, "ok tensorrt: "),
         (TENSORRT | {"runtime.tensorrt": "10.4.0"}, {}, "wrong tensorrt: libnvinfer has version 10.3.0.30"),
-        ({"runtime.tensorrt": "10.4.0"}, {}, "warning tensorrt: Python package 10.4.0 is installed without"),
+        ({"runtime.tensorrt": "10.4.0"}, {}, "warning tensorrt: Python package tensorrt 10.4.0 is installed without"),
     ],
 )
 def test_driver_check_of_versions_and_cards_has_its_result(

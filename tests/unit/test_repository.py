@@ -66,6 +66,17 @@ def test_entries_read_tritons_layout(root: Path) -> None:
     assert entry.problem == ""
 
 
+@pytest.mark.parametrize("other", ["m", "m.gguf"])
+def test_entries_two_models_of_one_name_are_refused_by_name(root: Path, other: str) -> None:
+    (root / "m.onnx").write_bytes(b"model")
+    if other == "m":
+        lay(root, "m", "1")
+    else:
+        (root / other).write_bytes(b"model")
+    (entry,) = Repository(root).entries().values()
+    assert entry.problem == f"both {other} and m.onnx exist in the models folder; remove one"
+
+
 def test_entries_plain_file_has_its_own_name_and_stamp(root: Path) -> None:
     path = root / "face.v2.onnx"
     missing = plain_entry("face.v2", path, {})

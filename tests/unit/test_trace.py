@@ -287,6 +287,7 @@ def test_files_do_not_exceed_their_limits(
     assert (tmp_path / "t.json").stat().st_size <= 1000
     assert 2 < len(numbers(tmp_path / "t.json")) < 20
     assert caplog.text.count("traces are dropped") == 1
+    assert f"traces are dropped: {tmp_path / 't.json' if 'file_bytes' in limits else tmp_path} has" in caplog.text
 
 
 @pytest.mark.parametrize("is_link", [True, False], ids=["a link as file", "a file as folder"])

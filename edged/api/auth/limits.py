@@ -24,6 +24,12 @@ from edged.errors import ClientLimited
 Kind: TypeAlias = Literal["streams", "requests", "bytes", "rate"]
 
 _MOST_CLIENTS = 4096  # idle clients that are remembered
+_SETTINGS: dict[Kind, str] = {
+    "streams": "client_streams",
+    "requests": "client_requests",
+    "bytes": "client_mb",
+    "rate": "client_per_second",
+}
 _SOON_SECONDS = 0.1  # seconds after which a client may retry: a running request may have ended by then
 
 
@@ -147,7 +153,8 @@ class ClientLimits:
 
     def _refusal(self, kind: Kind, what: str, seconds: float = _SOON_SECONDS) -> ClientLimited:
         self.refused[kind] += 1
-        return ClientLimited(f"{what}; try again in {seconds:.3g} s, or send less at once", seconds)
+        remedy = f"try again in {seconds:.3g} s, send less at once, or raise access.{_SETTINGS[kind]}"
+        return ClientLimited(f"{what}; {remedy}", seconds)
 
     def _forget(self) -> None:
         """Forget the oldest idle clients. Clients that are not idle need no limit here: each of them has a connection,

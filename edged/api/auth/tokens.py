@@ -188,7 +188,8 @@ class TokenBook:
         tokens = self._file.read()
         if tokens and self._file.path.stat().st_uid not in (0, os.geteuid()):  # the owner could add tokens
             raise ConfigError(
-                f"tokens file {self._file.path} belongs to another user than the daemon's; chown the file"
+                f"tokens file {self._file.path} belongs to another user than the daemon's; run: chown {os.geteuid()}"
+                f" {self._file.path}"
             )
         return tokens
 

@@ -149,7 +149,9 @@ class Endpoints:
 
         is_open = http.listen in self._ingress.guard.access.unencrypted
         if is_open:
-            _ACCESS_LOG.warning("[http] %s is open to every client that reaches it, without TLS", http.listen)
+            _ACCESS_LOG.warning(
+                "[http] %s is open to every client that reaches it, without TLS (see access.unencrypted)", http.listen
+            )
         listener = HttpListener(http, self._ingress.calls, self._ingress.guard, is_open)
         try:
             await listener.start()
@@ -183,6 +185,9 @@ class Endpoints:
         scraper = Scraper(self._controller, self._cameras, counts, guard, self._ingress.supervisor)
         is_open = metrics.listen in guard.access.unencrypted
         if is_open:
-            _ACCESS_LOG.warning("[metrics] %s is open to every client that reaches it, without TLS", metrics.listen)
+            _ACCESS_LOG.warning(
+                "[metrics] %s is open to every client that reaches it, without TLS (see access.unencrypted)",
+                metrics.listen,
+            )
         endpoint = MetricsEndpoint(metrics.listen, scraper.scrape, is_open=is_open)
         return Opened((await endpoint.start(),), endpoint.stop)

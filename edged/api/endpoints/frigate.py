@@ -133,7 +133,8 @@ class FrigateEndpoint:
             planned = self._planned(peer)
             if planned is None:
                 # Without an answer, Frigate requests its model again, by name.
-                self.warnings.warn("unknown", "the model of this peer is not known yet; Frigate will name it")
+                why = "a picture gets no answer, because Frigate has not named its model since edged started"
+                self.warnings.warn("unknown", f"{why}; wait until Frigate names it, or set [frigate] model")
                 return
             answer = await asyncio.wait_for(self._answer(planned, tensor, deadline), deadline - time.monotonic())
         except asyncio.TimeoutError:

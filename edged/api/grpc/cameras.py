@@ -216,9 +216,11 @@ def _source(controller: Controller, sources: SoundSources, frame: pb.Frame, slot
     Raises NotReady while the daemon reads the model."""
     if isinstance(slot, PipelineSlot):
         raise InvalidInput(f"pipeline {slot.model!r} takes pictures, not sound; send a picture")
-    answering = controller.find(slot.model).answering
+    planned = controller.find(slot.model)
+    answering = planned.answering
     if answering is None:
-        raise NotReady(f"the daemon has not read model {slot.model!r} yet; send the frame again in a moment")
+        why = planned.problem or "it is being read; send the frame again in a moment"
+        raise NotReady(f"model {slot.model!r} cannot answer yet: {why}")
     recognition = answering.recognition
     if recognition.sound is None:
         raise InvalidInput(f"model {slot.model!r} takes no sound; see docs/sound.md for the models that do")

@@ -61,7 +61,8 @@ class Bodies:
             is_behind = time.monotonic() - slowest.since > _BEHIND_SECONDS
             if slowest is held or not is_behind or self.used + size - slowest.size > self._room:
                 raise Overloaded(
-                    f"no room for the body: requests hold {self.used} of {self._room} bytes for all bodies; {_AGAIN}"
+                    f"no room for the body: requests hold {self.used >> 20} of the {self._room >> 20} MiB for all"
+                    f" bodies; {_AGAIN}"
                 )
             slowest.give_way()
         self.used += size
@@ -127,7 +128,9 @@ class Held:
             try:
                 event = await asyncio.wait_for(self._piece, max(0.0, ends - time.monotonic()))
             except asyncio.TimeoutError:
-                raise TooSlow(f"the body arrived too slowly: {size} bytes so far; send the request again") from None
+                raise TooSlow(
+                    f"the body arrived too slowly: {size} bytes so far; send at least {_SLOWEST >> 10} KiB a second"
+                ) from None
             except asyncio.CancelledError:
                 if self._has_given_way:
                     raise Overloaded(
@@ -150,7 +153,7 @@ class Held:
         limit = self._bodies.limit
         if size > limit:
             remedy = f"send less, or raise {self._bodies.setting}" if self._bodies.setting else "send less"
-            raise TooLarge(f"the body has more than {limit} bytes; {remedy}")
+            raise TooLarge(f"the body has more than {limit >> 20} MiB; {remedy}")
 
 
 def _declared(headers: Mapping[str, str]) -> int | None:
@@ -200,7 +203,7 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
     except zlib.error:
         raise InvalidInput(f"the body is not valid {name}") from None
     if len(found) > limit:
-        raise TooLarge(f"the body unpacks to more than {limit} bytes; send less, or send it uncompressed")
+        raise TooLarge(f"the body unpacks to more than {limit >> 20} MiB; send less, or send it uncompressed")
     if not reader.eof or reader.unused_data:
         raise InvalidInput(f"the body is incomplete {name}, or bytes follow the {name}")
     return found

@@ -92,7 +92,10 @@ def read(name: str, datatype: str, shape: list[int], data: bytes | Piece) -> byt
         raise InvalidTensor(f"input {name!r}: 'data' is not a list")
     if datatype == "BYTES":
         if len(piece) > _MOST_STRINGS:
-            raise TooLarge(f"input {name!r} has {len(piece)} characters of JSON, too many; send strings as binary data")
+            raise TooLarge(
+                f"input {name!r} has {len(piece)} characters of JSON, more than the limit of {_MOST_STRINGS};"
+                " send strings as binary data"
+            )
         strings = _strings(name, piece.text[piece.start : piece.end])
         _require_count(name, len(strings), shape)
         return b"".join(struct.pack("<I", len(each)) + each for each in strings)
@@ -225,5 +228,5 @@ def _text(name: str, element: bytes) -> str:
         return element.decode()
     except UnicodeDecodeError:
         raise InvalidTensor(
-            f"output {name!r} is not UTF-8, which JSON needs; set the output's parameter 'binary_data'"
+            f"output {name!r} is not UTF-8, which JSON needs; set the output's parameter 'binary_data' to true"
         ) from None

@@ -91,7 +91,8 @@ class _Asked(msgspec.Struct, frozen=True):
         """Raises InvalidInput or Unsupported."""
         if served.is_decoupled and not streamed:
             raise Unsupported(
-                f"model {served.model.name!r} answers a request with any number of responses; use ModelStreamInfer"
+                f"model {served.model.name!r} is decoupled: a request gets any number of responses;"
+                " use ModelStreamInfer (gRPC)"
             )
         asked = options(message.parameters)
         wanted = requests.outputs_of(message, served.signature)

@@ -251,7 +251,8 @@ def _set_compatibility(trt: Trt, config: Config, options: Options) -> None:
 def _use_dla(trt: Trt, builder: Builder, config: Config, core: int) -> None:
     if core >= builder.num_DLA_cores:
         cores = builder.num_DLA_cores
-        raise Unsuitable(f"setting tensorrt.dla_core={core}: the device has {cores or 'no'} DLA cores; change it")
+        choice = f"{cores} DLA cores; use 0 to {cores - 1}" if cores else "no DLA cores; remove the setting"
+        raise Unsuitable(f"setting tensorrt.dla_core={core}: the device has {choice}")
     config.default_device_type = find(trt, "DeviceType.DLA")
     config.DLA_core = core
     config.set_flag(find(trt, "BuilderFlag.GPU_FALLBACK"))

@@ -52,7 +52,9 @@ class Preview(Sink):
             self._server = _Server(self.newest, title, host, port)
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or error
-            raise InvalidInput(f"the preview cannot listen on {host}:{port}: {why}; choose another port") from None
+            raise InvalidInput(
+                f"the preview cannot listen on {host}:{port}: {why}; choose another port or host"
+            ) from None
         address = f"[{host}]" if ":" in host else host
         self.url = f"http://{address}:{self._server.server_address[1]}/"
         self._thread = threading.Thread(

@@ -152,7 +152,7 @@ class _Floor:
 
     def _graph_down(self, graph: GraphProto, outer: Scope, typed: GraphProto, depth: int) -> None:
         if depth > _DEEPEST:
-            raise Unsuitable(f"the model's graphs are nested more than {_DEEPEST} deep")
+            raise Unsuitable(f"the model's graphs are nested more than {_DEEPEST} levels deep")
         scope = _scope(graph, typed, outer)
         made: list[NodeProto] = []
         for node, twin in zip(graph.node, typed.node, strict=True):
