@@ -54,7 +54,7 @@ def up(
     if local.pin is not None:
         model = str(local.path)
     if asyncio.run(_run(Plan(model, source, name, settings), open_)):
-        say("stopped; models, engines and cameras are kept; to continue: edged up, or edged serve")
+        say("stopped; models, engines and cameras are kept; to continue: the same command, or edged serve")
 
 
 def say(line: str) -> None:

@@ -63,7 +63,7 @@ class Fetcher:
                 try:
                     kept.local(text, self._state)
                 except EdgedError as error:
-                    _LOG.error("model %s cannot be fetched: %s", name, error)
+                    _LOG.error("model %s cannot be fetched: %s; edged tries again", name, error)
                     kept.keep_problem(text, self._state, f"its files cannot be fetched: {error}; edged tries again")
                 except Exception:  # the other models must be fetched
                     _LOG.exception("model %s cannot be fetched", name)

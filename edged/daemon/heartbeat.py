@@ -46,7 +46,9 @@ class Heartbeat:
         # A stall may last only half the timeout, because systemd waits a whole timeout after the last notification.
         why = stalled(self._controller.liveness(), self._watchdog / 2)
         if why and why != self._stuck:
-            _LOG.critical("the daemon no longer reports to the watchdog: %s", why)
+            _LOG.critical(
+                "the daemon no longer reports to the watchdog: %s; systemd restarts it if this continues", why
+            )
         self._stuck = why
         if not why:
             self._notifier.alive()

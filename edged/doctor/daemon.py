@@ -180,7 +180,7 @@ def hosts(found: Mapping[str, int] | None, models: Iterable[ModelInfo]) -> Itera
     if found is None:
         yield unknown(Name.HOSTS, "the daemon's processes cannot be seen from here")
     elif not needed:
-        yield ok(Name.HOSTS, "no engine host is needed, because no model serves")
+        yield ok(Name.HOSTS, "no engine host is needed, because no model with an engine serves")
     else:
         for backend, names in needed.items():
             if found.get(backend):

@@ -246,7 +246,7 @@ def model_opset(model: str, opset: int, ir_version: int, loaded: Mapping[str, jo
         reason = f"the model has {version}, but {backend} supports only {takes}"
         yield (wrong if backend == _REFERENCE else warning)(Name.MODEL_OPSET, reason, remedy, model)
     if not loaded:
-        yield unknown(Name.MODEL_OPSET, f"no runtime loads that could support {version}", model)
+        yield unknown(Name.MODEL_OPSET, f"not checked, because no runtime loads: the model has {version}", model)
     elif not refusing:
         yield ok(Name.MODEL_OPSET, f"the model has {version}, supported by {', '.join(loaded)}", model)
 

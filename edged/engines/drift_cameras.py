@@ -33,7 +33,7 @@ _LEAST = {LAYOUT: 0.6, LIGHT: 0.25, COLOUR: 0.12, CONTRAST: 1.5, SCORES: 0.2}
 _WORDS = {
     LAYOUT: "the camera shows a different view: it was moved, turned, covered or inverted",
     LIGHT: "the brightness is unusual for this hour: too dark, too bright, or inverted",
-    COLOUR: "the colours are unusual: inverted, a broken camera, or a colour picture that became grey or the reverse",
+    COLOUR: "the colours are unusual: they are inverted, the camera is broken, or it changed between colour and grey",
     CONTRAST: "the contrast is unusual: the camera is covered, dirty, out of focus, or in fog",
     SCORES: "objects are found with much lower scores: the camera is dirty, out of focus, or shows something else",
 }

@@ -134,7 +134,10 @@ class Families:
         if name in FAMILIES or name == RAW:
             return f"{name!r} is edged's own family; it cannot be replaced and needs no permission"
         if offer is None:
-            return f"no package offers family {name!r}; install its package for {sys.executable}, or remove the name"
+            return (
+                f"no package offers family {name!r}; install its package for {sys.executable}, or remove the name from"
+                " families.allow"
+            )
         return f"family {name} of package {offer.package}: {offer.problem}" if offer.problem else ""
 
     async def _ask(

@@ -177,12 +177,24 @@ def _places(python: str) -> tuple[str, ...]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, **process.ISOLATED)
         version, *places = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise InvalidInput(f"{python} cannot be run as Python: {error}; name another one with --python PATH") from error
+        raise InvalidInput(
+            f"{python} cannot be run as Python: {_no_python(error)}; name another one with --python PATH"
+        ) from error
     if version < _OLDEST:
         raise InvalidInput(
             f"{python} is Python {version[0]}.{version[1]}, but exports need 3.9 or newer; give --python PATH"
         )
     return tuple(place for place in places if place and place != os.sep)
+
+
+def _no_python(error: Exception) -> str:
+    """Return why a program did not answer as Python does."""
+    if isinstance(error, subprocess.CalledProcessError):
+        last = (str(error.stderr or "").strip().splitlines() or [""])[-1][:200]
+        return f"it ended with status {error.returncode}" + (f": {last}" if last else "")
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it did not answer within {error.timeout:g} s"
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "it did not answer as Python does"
 
 
 def _environment(scratch: Path) -> tuple[dict[str, str], tuple[str, ...]]:

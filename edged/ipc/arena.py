@@ -47,7 +47,10 @@ class FreeList:
                 self._holes[index : index + 1] = [(offset + room, free - room)] if free > room else []
                 self._taken[offset] = room
                 return offset
-        raise Overloaded(f"the engine host's shared memory of {self.capacity} bytes is full; send less at a time")
+        raise Overloaded(
+            f"the engine host's shared memory of {self.capacity} bytes is full; send less at a time, or raise"
+            " hosts.arena_mb"
+        )
 
     def give(self, offset: int) -> None:
         """Free the bytes at an offset that `take` returned. Raises KeyError if they are not allocated."""

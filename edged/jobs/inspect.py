@@ -128,7 +128,9 @@ def _digest(
     try:
         return model_digest(path, [file.path for file in external], graph_digest=graph_digest), None
     except ModelRefused as error:  # for example because a file was removed meanwhile
-        return "", Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, str(error), "put it into the model's folder")
+        is_gone = isinstance(error.__cause__, FileNotFoundError)
+        remedy = "put it into the model's folder" if is_gone else "give edged's user read permission"
+        return "", Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, str(error), remedy)
 
 
 def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Value], list[_Value]]:

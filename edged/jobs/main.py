@@ -91,8 +91,8 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
     except Exception as error:
         if _is_too_large(error) or _was_cut_off(job, disk_mb):
             reason = (
-                f"the child process wrote a file larger than its limit of {disk_mb} MiB; free some space or raise"
-                " build.disk_mb"
+                f"the child process wrote a file larger than its limit of {disk_mb} MiB; free some space, or"
+                " raise engines.budget_mb or build.disk_mb"
             )
             reporter.fail("BuildFailed", reason)
         elif (fault := tasks.find_disk_fault(job, error)) is not None:

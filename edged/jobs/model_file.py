@@ -59,12 +59,9 @@ def _unopened(path: Path, error: OSError) -> Finding:
             return Finding(Stage.FILE, Category.MISSING, message, "correct the link, or copy the file itself")
         end = Path(*path.parts[-3:]) if name == _TRITON_NAME else name
         return Finding(Stage.FILE, Category.MISSING, f"file {end} does not exist", _instead(path))
-    return Finding(
-        Stage.FILE,
-        Category.UNREADABLE,
-        f"{name} cannot be opened: {error.strerror}",
-        "give edged's user read permission",
-    )
+    is_closed = isinstance(error, PermissionError)  # not the file itself: a folder above it is closed to edged's user
+    remedy = "give edged's user access to the file's folders" if is_closed else "correct the path, or check the disk"
+    return Finding(Stage.FILE, Category.UNREADABLE, f"{name} cannot be opened: {error.strerror}", remedy)
 
 
 def _instead(path: Path) -> str:

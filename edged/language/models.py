@@ -64,6 +64,11 @@ class LanguageModels:
         planned = self.find(name) if name else None
         if planned is None:
             known = ", ".join(sorted(self.models)) or "none"
+            if not name:
+                raise ModelNotFound(
+                    "the request names no model; this is allowed only if exactly one language model is served;"
+                    f" available: {known}"
+                )
             raise ModelNotFound(f"no language model is named {name[:80]!r}; available: {known}")
         return planned
 

@@ -342,7 +342,9 @@ def _genai(folder: Path) -> LanguageFiles:
         if not (folder / name).is_file():
             raise ModelRefused(f"{GENAI} names the file {name[:80]!r}, which does not exist; copy all files")
     if not any((folder / name).is_file() for name in _TOKENIZERS):
-        raise ModelRefused(f"the model has no tokenizer: its folder has none of {', '.join(_TOKENIZERS)}")
+        raise ModelRefused(
+            f"the model has no tokenizer: its folder has none of {', '.join(_TOKENIZERS)}; copy all files"
+        )
     decoder = model.decoder
     return LanguageFiles(
         (Form(ORT_RUNTIME, str(folder / GENAI)),),

@@ -56,7 +56,7 @@ def read_text(data: bytes, name: str) -> TritonConfig:
         text_format.Parse(text, message, allow_unknown_field=True)
         unknown = list(_unknown_names(text))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"not UTF-8 text (byte {error.start})") from None
+        raise ConfigError(f"not UTF-8 text (byte {error.start}); save the file as UTF-8") from None
     except (text_format.ParseError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot be parsed: {_reason(error)}") from None
     return _checked_config(message, name, unknown)

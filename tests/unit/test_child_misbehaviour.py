@@ -274,7 +274,7 @@ def test_run_counts_shared_memory_once() -> None:
 def test_run_file_beyond_the_limit_is_a_failed_build(tmp_path: Path, write: str) -> None:
     command = working(f"file = job.out + '/engine'\n{write}")
     job = jobs.Build(ORDER, str(tmp_path), TENSORS)
-    with pytest.raises(BuildFailed, match="wrote a file larger than its limit of 1 MiB; free some space or raise"):
+    with pytest.raises(BuildFailed, match="wrote a file larger than its limit of 1 MiB; free some space, or"):
         run(child.run(job, jobs.Done, Limits(seconds=30, disk_mb=1), command=command))
     assert run(child.run(job, jobs.Done, Limits(seconds=30, disk_mb=3), command=command)) == jobs.Done()
 

@@ -133,6 +133,7 @@ def listener_warning(found: ListenerPolicy) -> str:
 
 
 _BEARER = "bearer "
+_TO_CREATE = "edged tokens new NAME --role ROLE"
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -179,7 +180,7 @@ def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
             caller, problem="the token is unknown; list the tokens on the daemon's machine: edged tokens list"
         )
     if token.expires and now >= token.expires:
-        problem = f"the token {token.name} has expired; make another on the daemon's machine: edged tokens new"
+        problem = f"the token {token.name} has expired; make another on the daemon's machine: {_TO_CREATE}"
         return msgspec.structs.replace(caller, problem=problem)
     who = f"token {token.name}"
     return _known(caller, who, frozenset(token.roles), (*caller.proof, token.sha256))
@@ -187,7 +188,7 @@ def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
 
 def malformed_token(caller: Caller) -> Caller:
     """Return `caller` with the problem that its header `authorization` is not a bearer token."""
-    problem = "the header 'authorization' is not 'Bearer TOKEN'; make a token on the daemon's machine: edged tokens new"
+    problem = f"the header 'authorization' is not 'Bearer TOKEN'; to make a token on the daemon's machine: {_TO_CREATE}"
     return msgspec.structs.replace(caller, problem=problem)
 
 

@@ -142,10 +142,13 @@ def web_page_refusal(headers: Mapping[str, str], peer: str, any_host: bool = Fal
     """
     host = headers.get("host", "")
     if not any_host and not peer.startswith("unix:") and host and not _is_here(host):
-        return f"header 'Host' is {host[:80]!r}, not a name of this machine's loopback; use localhost"
+        return f"header 'Host' is {host[:80]!r}, but this address accepts only localhost or a loopback address"
     origin = headers.get("origin")
     if origin is not None and (not host or origin.partition("://")[2] != host):
-        return "requests from web pages of another origin are refused; use a program, or send no Origin header"
+        return (
+            f"the request comes from a web page of {origin[:80]!r}, not of {host[:80]!r}; use a program, or send no"
+            " Origin header"
+        )
     return None
 
 

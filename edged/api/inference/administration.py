@@ -126,7 +126,7 @@ def _require(name: str, parameter: pb.ModelRepositoryParameter, kind: str) -> No
 
 def _require_the_repository(name: str) -> None:
     if name:
-        raise Unsupported(f"the only repository has no name; leave out repository_name {name[:80]!r}")
+        raise Unsupported(f"edged has only one repository, which has no name; leave out repository_name {name[:80]!r}")
 
 
 def _language_statistics(planned: PlannedLanguageModel) -> pb.ModelStatistics:

@@ -92,7 +92,10 @@ class Regions:
         if name in self._regions:
             raise AlreadyExists(f"shared memory {name[:60]!r} is already registered; unregister it first")
         if not size or offset > LARGEST_OFFSET or size > LARGEST_OFFSET:
-            raise InvalidInput(f"shared memory {name[:60]!r} has the impossible size {size} or offset {offset}")
+            raise InvalidInput(
+                f"shared memory {name[:60]!r} has size {size} and offset {offset}; the size must be at least 1 byte,"
+                f" and both at most {LARGEST_OFFSET} bytes"
+            )
         if len(self._regions) >= _MOST_REGIONS:
             raise Overloaded(
                 f"this client has {_MOST_REGIONS} regions of shared memory, the maximum; unregister some first"

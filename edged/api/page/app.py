@@ -326,7 +326,7 @@ async def _pieces(receive: Receive) -> AsyncGenerator[bytes, None]:
         try:
             event = await asyncio.wait_for(receive(), _IDLE_SECONDS)
         except asyncio.TimeoutError:
-            raise TooSlow("the upload arrived too slowly; send the file again") from None
+            raise TooSlow(f"no part of the upload arrived for {_IDLE_SECONDS:g} s; send the file again") from None
         if event["type"] == "http.disconnect":
             raise Gone
         if event.get("body"):

@@ -108,9 +108,9 @@ def _frames(report: Report) -> Iterable[str]:
     if found is None or found.outcome == "no_frames":
         yield f"<p>{escape(f'The engine was not judged on frames of cameras: {report.engine.unjudged}')}</p>"
         return
-    skipped = f" {found.skipped} frames could not be read." if found.skipped else ""
+    skipped = f" {formatting.many(found.skipped, 'frame')} could not be read." if found.skipped else ""
     yield (
-        f"<p>{found.frames} frames of {formatting.many(len(found.cameras), 'camera')} with"
+        f"<p>{formatting.many(found.frames, 'frame')} of {formatting.many(len(found.cameras), 'camera')} with"
         f" {formatting.many(found.objects, 'object')}, which the engine was not calibrated on (collection"
         f" {escape(found.collection)}). The reference's answers count as right.{skipped}</p>"
     )
@@ -150,7 +150,8 @@ def _speed(report: Report) -> Iterable[str]:
     if report.engine.speeds:
         rows = [
             (
-                f"{speed.instances}, with {speed.threads or 'all'} threads each",
+                f"{speed.instances}, with"
+                f" {formatting.many(speed.threads, 'thread') if speed.threads else 'all threads'} each",
                 *(f"{ms:.3f}" for ms in (speed.latency_ms, speed.interval_ms, speed.reference_ms)),
             )
             for speed in report.engine.speeds

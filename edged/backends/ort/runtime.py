@@ -185,7 +185,7 @@ def try_provider(name: str) -> None:
     except Exception as error:  # the runtime's errors have no common base of their own
         raise EngineUnusable(_missing(name) or one_line(error)) from error
     if name not in session.get_providers():
-        reason = _missing(name) or "ONNX Runtime gives no reason; see its log with ORT_LOG_LEVEL=1"
+        reason = _missing(name) or "ONNX Runtime does not load it, and gives no reason"
         raise EngineUnusable(reason)
     given = np.array([[-1.0, 0.0, 1.0, 2.0]], dtype=np.float32)
     try:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from edged.errors import InvalidInput
+from edged.formatting import many
 
 _STEP = re.compile(r"(\d+)(%?)")
 _FACTOR = re.compile(r"(p99|infer) *> *(\d+(?:\.\d+)?)x")
@@ -45,7 +46,7 @@ class Rules(msgspec.Struct, frozen=True):
         # The daemon counts the failures of a replaced model from 0 again.
         failed = after.failed - before.failed if after.failed >= before.failed else after.failed
         if self.failures and failed:
-            return f"{failed} requests failed"
+            return f"{many(failed, 'request')} failed"
         for figure, factor in self.factors.items():
             was, now = _value(before, figure), _value(after, figure)
             if was and now is not None and now > was * factor:

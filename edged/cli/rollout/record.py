@@ -16,7 +16,7 @@ import msgspec
 
 from edged import paths
 from edged.cli.rollout.plan import Figures
-from edged.decoding import ready
+from edged.decoding import explain, ready
 from edged.errors import InvalidInput, NotFound, Refused
 from edged.files import NOT_JSON, read_regular
 from edged.store import atomic
@@ -161,9 +161,11 @@ def load(name: str) -> Record:
     try:
         return msgspec.json.decode(read_regular(_place(name)), type=ready(Record))
     except FileNotFoundError:
-        raise NotFound(f"there is no rollout {name}; see: edged fleet rollout list") from None
-    except (OSError, *NOT_JSON) as error:
-        raise Refused(f"the rollout's record {_place(name)} cannot be read: {error}") from None
+        raise NotFound(f"rollout {name} does not exist; see: edged fleet rollout list") from None
+    except OSError as error:
+        raise Refused(f"the rollout's record {_place(name)} cannot be read: {error.strerror or error}") from None
+    except NOT_JSON as error:
+        raise Refused(f"the rollout's record {_place(name)} is damaged: {explain(error)}") from None
 
 
 def names() -> list[str]:

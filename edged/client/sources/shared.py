@@ -138,5 +138,5 @@ def _develop(picture: bytes, settings: RingSettings) -> Picture:
         return np.frombuffer(picture, np.uint8).reshape(shape)
     end = jpeg.length(picture)
     if end is None:
-        raise ValueError("the slot has no JPEG")
+        raise ValueError("the slot has no JPEG; if the ring has raw pixels, give their width, height and format")
     return picture[:end]
