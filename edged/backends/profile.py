@@ -264,7 +264,9 @@ def _filled(spec: TensorSpec, known: Mapping[str, Sizes]) -> Range:
             " export the model with a fixed number of dimensions"
         )
     if len(spec.shape) > _MOST_DIMENSIONS:
-        raise Unsuitable(f"input {_short(spec.name)} has {len(spec.shape)} dimensions; the most are {_MOST_DIMENSIONS}")
+        raise Unsuitable(
+            f"input {_short(spec.name)} has {len(spec.shape)} dimensions; an engine supports at most {_MOST_DIMENSIONS}"
+        )
     found = [(d, d, d) if isinstance(d, int) else known.get(_symbol(spec, axis)) for axis, d in enumerate(spec.shape)]
     range_ = Range(spec.name, *(tuple((sizes or _EXAMPLE)[i] for sizes in found) for i in range(3)))
     if None in found:

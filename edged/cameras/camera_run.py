@@ -128,7 +128,9 @@ class CameraRun:
             pause = backoff.after(time.monotonic() - began)
             self._is_renewed = problem is None
             if problem is None:
-                _LOG.info("camera %s: one of its files or devices is new; starting it again in %g s", self.name, pause)
+                _LOG.info(
+                    "camera %s: one of its files or devices has appeared; starting it again in %g s", self.name, pause
+                )
                 if self.report.state is m.State.STREAMING:
                     self._take(msgspec.structs.replace(self.report, state=m.State.CONNECTING))
             else:

@@ -294,7 +294,7 @@ def build(
         typer.Option(
             "--for",
             metavar="DEVICE",
-            help="A compute capability, such as sm_86, or a file with the other box's `edged device --json`.",
+            help="A compute capability, such as sm_86, or a file with the output of `edged device --json` on that box.",
         ),
     ],
     precision: Annotated[list[str] | None, typer.Option("--precision", help="Only this precision; repeatable.")] = None,

@@ -103,7 +103,10 @@ def list_(store: _Store = "", state: _State = None, json: common.Json = False) -
 
 def prune(
     older: Annotated[
-        float, typer.Option("--older-than", min=0, metavar="DAYS", help="Remove engines published before this.")
+        float,
+        typer.Option(
+            "--older-than", min=0, metavar="DAYS", help="Remove engines that were published more than DAYS days ago."
+        ),
     ] = 90.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     store: _Store = "",

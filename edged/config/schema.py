@@ -250,7 +250,10 @@ class Zmq(Table, frozen=True):
     ] = ""
 
 
-_LOOPBACK = "HOST:PORT on this machine's loopback, or unix:PATH; empty for none."
+_LOOPBACK = (
+    "unix:PATH, or HOST:PORT on this machine's loopback; any other address must also be in access.unencrypted. Empty"
+    " for none."
+)
 
 
 class Http(Table, frozen=True):

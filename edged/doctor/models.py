@@ -174,7 +174,7 @@ class ModelChecks:
             return checks
         planned = await self._view.plan(self._builder, entry)
         if planned.model is not None:
-            checks += [shapes(planned.model), batch(planned.model)]
+            checks += [shapes(planned.model, is_file=name != entry.name), batch(planned.model)]
             reported = self._reported.get(name)
             engines = self._reported_engines(name) if reported is not None else self._view.engines(planned)
             if reported is None:
@@ -260,9 +260,9 @@ def external_data(name: str, inspection: Inspection) -> Iterator[Check]:
         yield ok(Name.EXTERNAL_DATA, f"external data is complete: {many(len(files), 'file')} with {size:.1f} MB", name)
 
 
-def shapes(model: Model) -> Check:
+def shapes(model: Model, *, is_file: bool = False) -> Check:
     """Check whether a range of shapes is known for a model with open dimensions, since some engines are built for a
-    range."""
+    range. `is_file`: the model is a file that was not added yet."""
     dynamic = [spec for spec in model.inspection.signature.inputs if not spec.is_static]
     if not dynamic:
         return ok(Name.SHAPES, "every input has a fixed size", model.name)
@@ -270,9 +270,10 @@ def shapes(model: Model) -> Check:
     try:
         profile = model.profile
     except Unsuitable as error:
-        inputs = " ".join(f"--set 'profile.{spec.name}=SMALLEST USUAL LARGEST'" for spec in dynamic)
+        ranges = [f"'profile.{spec.name}=SMALLEST USUAL LARGEST'" for spec in dynamic]
+        words = f"add NAME FILE --set {' --set '.join(ranges)}" if is_file else f"set {model.name} {' '.join(ranges)}"
         message = f"{named} has no fixed size, and no range of sizes is set: {error}"
-        remedy = f"set the range, with sizes such as 1x3x320x320: edged models add … {inputs}"
+        remedy = f"set the range, with sizes such as 1x3x320x320: edged models {words}"
         return warning(Name.SHAPES, message, remedy, model.name)
     return ok(Name.SHAPES, f"{named}: engines are built for {profile}", model.name)
 
@@ -297,8 +298,9 @@ _NOT_JUDGED = ("element", "top1")
 _GOOD = ("serving", "ready")  # states of engines that answer
 _MAKING = ("queued", "building", "verifying")
 _REMEDIES = {
-    "rejected": "see: edged engines show {key}; loosen verify.* if the answers are acceptable, or drop the precision",
-    "quarantined": "remove the reason, then: edged engines rebuild --engine {key}",
+    "rejected": "see: edged engines show {key}; loosen verify.* if its answers are acceptable, or leave out the"
+    " precision",
+    "quarantined": "remove the cause, then: edged engines rebuild --engine {key}",
     "failed": "wait for the next attempt, or: edged engines rebuild --engine {key}",
     "unsuitable": "change the model's settings, or leave out this backend: backends=…",
     "stale": "do nothing: edged evicts the engine when space is needed; or: edged engines evict --engine {key}",
@@ -334,12 +336,13 @@ def engine_states(model: str, engines: Collection[EngineInfo], *, by_daemon: boo
         remedy = "see the model's settings 'backends' and 'precisions', and the output of: edged device"
         yield warning(Name.ENGINE, message, remedy, model)
     elif coming:
-        message = f"no engine is ready yet, so the model is served unoptimised; {len(coming)} are being built or queued"
+        making = f"{many(len(coming), 'engine')} {'is' if len(coming) == 1 else 'are'} being built or queued"
+        message = f"no engine is ready yet, so the model is served unoptimised; {making}"
         remedy = "wait until an engine is ready; to see the progress: edged engines list"
         yield unknown(Name.ENGINE, message, model, remedy)
     else:
         message = "no engine is ready, so the model is served unoptimised"
-        remedy = f"remove the reasons above, then: edged engines rebuild {model}"
+        remedy = f"remove the causes above, then: edged engines rebuild {model}"
         yield warning(Name.ENGINE, message, remedy, model)
 
 
@@ -403,7 +406,7 @@ def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]
         yield unknown(Name.DRIFT, "no engine of the model has passed its verification yet", model)
     elif not near:
         known = many(judged, "accepted engine")
-        message = f"the answers of {known} differ from the reference's by much less than is allowed"
+        message = f"the answers of {known} differ from the reference's by at most {_NEAR:.0%} of what is allowed"
         yield ok(Name.DRIFT, message, model)
 
 

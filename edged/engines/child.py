@@ -297,7 +297,7 @@ def _error(failure: jobs.Failure) -> EdgedError:
 
 def _ending(code: int | None) -> str:
     if code == -signal.SIGKILL:
-        return "was killed by SIGKILL, perhaps by the kernel because memory ran out"
+        return "was killed by SIGKILL, perhaps by the kernel because memory ran out (see: journalctl -k)"
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(-code).name}"

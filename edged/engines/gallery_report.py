@@ -12,7 +12,7 @@ from edged.vision.gallery import Gallery, space_of
 
 def galleries(kept: Galleries, models: Mapping[str, PlannedModel]) -> list[GalleryInfo]:
     """Report all galleries sorted by model. Galleries with a damaged file are reported too."""
-    damaged = [GalleryInfo(model, {}, 0, f"the file is damaged: {why}") for model, why in kept.damaged().items()]
+    damaged = [GalleryInfo(model, {}, 0, _unusable(model, why)) for model, why in kept.damaged().items()]
     found = [gallery(model, each, models.get(model)) for model, each in kept.all().items()]
     return sorted(found + damaged, key=lambda info: info.model)
 
@@ -26,10 +26,18 @@ def notes(kept: Galleries, planned: PlannedModel) -> tuple[str, ...]:
     """Return a line for `edged models show` if a model has a gallery that is not used."""
     name = planned.entry.name
     if name in kept.damaged():
-        return (f"the model's gallery is not used: its file is damaged: {kept.damaged()[name]}",)
+        return (f"the model's gallery is not used: {_unusable(name, kept.damaged()[name])}",)
     found = kept.all().get(name)
     problem = "" if found is None else _problem(name, found, planned)
     return (f"the model's gallery is not used: {problem}",) if problem else ()
+
+
+def _unusable(model: str, why: str) -> str:
+    return f"the file cannot be used: {why}; {_add_again(model)}"
+
+
+def _add_again(model: str) -> str:
+    return f"add its pictures again: edged gallery add {model} NAME PICTURE"
 
 
 def _problem(model: str, found: Gallery, planned: PlannedModel | None) -> str:
@@ -39,4 +47,4 @@ def _problem(model: str, found: Gallery, planned: PlannedModel | None) -> str:
     if answering is None or found.space == space_of(answering.digest, answering.recognition):
         return ""
     what = "the gallery was made with another version of the model, or with other preprocessing settings"
-    return f"{what}; add its pictures again: edged gallery add {model} NAME PICTURE"
+    return f"{what}; {_add_again(model)}"

@@ -115,7 +115,8 @@ def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Ta
     here, there = own.facts.get(_RUNTIME), theirs.facts.get(_RUNTIME)
     if there is None:
         raise InvalidInput(
-            f"{name} describes a box without TensorRT-RTX; the engines need TensorRT-RTX, so install it there first"
+            f"{name} describes a box without TensorRT-RTX, which the engines need; install it on that box, then write"
+            " the file again: edged device --json"
         )
     if here != there:
         raise InvalidInput(

@@ -343,7 +343,11 @@ class Planner:
             return
         engine.adoptable = adoptable(engine, stored, self._settings.on_driver_change == "verify")
         if engine.adoptable:
-            how = "was built ahead" if stored[engine.adoptable].ahead else "differs only by the driver"
+            how = (
+                "was built ahead"
+                if stored[engine.adoptable].ahead
+                else "was built for another driver or a similar device"
+            )
             engine.reason = f"engine {engine.adoptable[:12]} {how} and is tried first"
 
 

@@ -24,6 +24,7 @@ from edged.models.inspection import ExternalFile
 
 _SHA_1 = re.compile(r"[0-9a-f]{40}")
 _CHUNK = 1 << 20
+_PERMIT = "give edged's user read permission for it"
 _LARGEST = 1 << 62  # the sum of a larger offset and a length could overflow the 64 bits that runtimes use
 
 
@@ -158,9 +159,11 @@ def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
         status = (folder / location).lstat()
         linked = _linked(folder, path)
     except OSError as error:
-        what = "is missing" if isinstance(error, (FileNotFoundError, NotADirectoryError)) else "cannot be read"
-        missing = f"{named} {what}" + ("" if what == "is missing" else f": {error.strerror}")
-        return 0, _finding(Category.EXTERNAL_MISSING, missing, "put it into the model's folder", tensor)
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            missing, remedy = f"{named} is missing", "put it into the model's folder"
+        else:
+            missing, remedy = f"{named} cannot be read: {error.strerror}", _PERMIT
+        return 0, _finding(Category.EXTERNAL_MISSING, missing, remedy, tensor)
     if linked:
         outside = f"{named} is behind the symbolic link {linked[:100]!r}, which can lead outside the model's folder"
         return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "copy the file itself into the model's folder", tensor)
@@ -171,7 +174,7 @@ def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
         )
     if not os.access(folder / location, os.R_OK):
         unreadable = f"{named} cannot be read: permission denied"
-        return status.st_size, _finding(Category.EXTERNAL_MISSING, unreadable, "make it readable", tensor)
+        return status.st_size, _finding(Category.EXTERNAL_MISSING, unreadable, _PERMIT, tensor)
     if status.st_size < reference.end:
         message = f"{named} is truncated: it has {status.st_size} bytes of at least {reference.end}"
         return status.st_size, _finding(Category.EXTERNAL_TRUNCATED, message, "copy it again", tensor)

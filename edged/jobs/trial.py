@@ -92,7 +92,10 @@ def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: 
         named = f"opset {version}" if own else f"opset {version} of domain {domain[:100]!r}"
         if (newest and version > newest) or version > MOST_VERSION:
             message = f"{named} is newer than {title} supports ({newest or 'no known version'})"
-            remedy = f"export it with opset {newest or 20} or older, {_CONVERT}"
+            if own:
+                remedy = f"export it with opset {newest or 20} or older, {_CONVERT}"
+            else:  # --convert lowers only the opset of ai.onnx
+                remedy = f"export it with opset {newest} or older of this domain" if newest else ""
             return Finding(Stage.OPSET, Category.OPSET_TOO_NEW, message, remedy)
         if version < (known.oldest if own else 1):
             least = known.oldest if own else 1
@@ -224,7 +227,7 @@ def inference(
     if answered:
         return None, tuple(warnings)
     if first is None:
-        message = "no test input (golden input) fits the model's declared shapes"
+        message = "the model's declared shapes are too large for a test input (golden input)"
         remedy = "export it with smaller fixed dimensions, or set preprocess.* or profile.INPUT"
         return Finding(Stage.INFERENCE, Category.FAILED, message, remedy), ()
     reason = " ".join(str(first).split()) or type(first).__name__

@@ -230,7 +230,8 @@ def _roboflow_key() -> str:
         try:
             key = Path(file).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"ROBOFLOW_API_KEY_FILE {file} cannot be read: {error}") from None
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"ROBOFLOW_API_KEY_FILE {file} cannot be read: {why}") from None
     if not key.strip():
         raise ConfigError("no key for Roboflow; set ROBOFLOW_API_KEY to the key, or ROBOFLOW_API_KEY_FILE to its file")
     return key.strip()

@@ -107,7 +107,7 @@ class Collector:
         async with self._changing:
             if self.kept.has_frames(model):
                 is_running = model in self.kept.running
-                what = "frames are already being collected" if is_running else "there are already collected frames"
+                what = "frames are already being collected" if is_running else "frames are already kept"
                 raise Refused(f"{what} for model {model!r}; remove them first: edged samples remove {model}")
             await self.kept.begin(model, Collection(tuple(sorted(set(cameras))), frames, over_s, self._clock().unix_s))
 
@@ -123,7 +123,7 @@ class Collector:
         """Remove all frames of a model. Raises NotFound if it has none, InvalidInput if the files cannot be removed."""
         async with self._changing:
             if model not in self.kept.gatherings and model not in self.kept.damaged:
-                raise NotFound(f"there are no collected frames for model {model[:80]!r}; see: edged samples list")
+                raise NotFound(f"model {model[:80]!r} has no collected frames; see: edged samples list")
             await self.kept.remove(model)
         self._wake.set()  # the configuration may ask for new ones
 

@@ -157,8 +157,8 @@ class PipelineSlot:
         """Send the crops of a frame to the second model."""
         try:
             crops = self._crops(answer, state.frame)
-        except ValueError:  # a hostile model may have taken over the host
-            what = f"model {self.rule.detect!r} answered with invalid detections; see the daemon's log"
+        except ValueError as error:  # a hostile model may have taken over the host
+            what = f"model {self.rule.detect!r} answered with invalid detections: {error}"
             state.frame.future.set_exception(EngineUnusable(what))
             return
         self._counts.crops_left_out += crops.left_out

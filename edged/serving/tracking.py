@@ -143,7 +143,8 @@ class Tracking:
         if child is None or not child.ready:
             return False
         if len(frame.found) > m.LARGEST // 2:
-            self._report(f"a frame has too many detections to track ({len(frame.found)} bytes)", frame.camera)
+            size = f"{len(frame.found)} bytes, more than {m.LARGEST // 2}"
+            self._report(f"a frame has too many detections to track ({size})", frame.camera)
             return False
         # If the tracker's oldest frame has already waited too long, a new frame would, too.
         return not child.in_flight or frame.asked - child.in_flight[0].asked <= self._limits.patience

@@ -93,11 +93,13 @@ def claim(state: Path, version: str, ours: int = FORMAT) -> None:
     except OSError as error:
         if found.format < ours and error.errno != errno.EROFS:
             raise Refused(
-                f"{state / FILE} cannot be written: {_reason(error)}; free space, then restart edged"
+                f"{state / FILE} cannot be written: {_reason(error)}; free space or correct permissions in {state},"
+                " then restart edged"
             ) from error
     else:
         if found.format < ours:
-            _LOG.info("%s changes from format %d to %d; a copy is kept", state, found.format, ours)
+            copy = state / copy_name(ours)
+            _LOG.info("%s changes from format %d to %d; a copy is kept in %s", state, found.format, ours, copy)
 
 
 def _read(state: Path) -> Mark:

@@ -101,7 +101,7 @@ class Gallery(msgspec.Struct, frozen=True):
         count = len(self.names) + len(embeddings)
         if count > MOST_PICTURES or count * self.size * _FLOAT.itemsize > MOST_BYTES:
             limit = f"{MOST_PICTURES} pictures, {MOST_BYTES >> 20} MiB"
-            raise InvalidInput(f"the gallery is full ({limit}); remove a name first: edged gallery remove")
+            raise InvalidInput(f"the gallery is full ({limit}); remove a name first: edged gallery remove MODEL NAME")
         vectors = b"".join((self.vectors, *(each.data for each in embeddings)))
         return Gallery(self.space, self.size, self.names + (name,) * len(embeddings), vectors)
 

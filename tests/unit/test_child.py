@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -192,8 +193,9 @@ def test_run_child_over_its_memory_limit_is_a_failed_build() -> None:
 async def test_run_child_killed_by_a_signal_is_reported_by_its_name(tmp_path: Path, number: signal.Signals) -> None:
     async with running(verification(tmp_path, milliseconds=SLOW), jobs.Verified) as (task, pid):
         os.kill(pid, number)
-        perhaps = ", perhaps by the kernel because memory ran out" if number == signal.SIGKILL else ""
-        with pytest.raises(BuildFailed, match=f"verify child was killed by {number.name}{perhaps}$"):
+        memory = ", perhaps by the kernel because memory ran out (see: journalctl -k)"
+        perhaps = memory if number == signal.SIGKILL else ""
+        with pytest.raises(BuildFailed, match=f"{re.escape(f'verify child was killed by {number.name}{perhaps}')}$"):
             await task
 
 

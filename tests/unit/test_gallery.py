@@ -234,7 +234,8 @@ def test_galleries_damaged_file_is_kept_and_not_used(
     assert str(path) in caplog.text
     assert path.exists()
     (info,) = gallery_report.galleries(again, {})
-    assert "damaged" in info.problem
+    assert "cannot be used" in info.problem
+    assert info.problem.endswith("edged gallery add faces NAME PICTURE")
     asyncio.run(again.add("faces", SPACE, "Anna", [ANNA]))
     assert (again.damaged(), list(Galleries(tmp_path).all())) == ({}, ["faces"])
 

@@ -82,6 +82,16 @@ def test_opset_too_old_offers_no_repair() -> None:
     assert "--convert" not in found.remedy
 
 
+def test_opset_too_new_of_another_domain_offers_no_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repairs convert only the opset of ai.onnx."""
+    monkeypatch.setattr(trial, "newest_of", lambda *_: 4)
+    check = msgspec.structs.replace(job(17), opsets={"ai.onnx": 17, "ai.onnx.ml": 5})
+    found = trial.opset(check, BACKEND, RuntimeSupport("1", 7, 26, 13), "ONNX Runtime 1")
+    assert found is not None
+    assert found.category is Category.OPSET_TOO_NEW
+    assert found.remedy == "export it with opset 4 or older of this domain"
+
+
 def test_operators_of_a_nameless_node_names_the_model() -> None:
     class Knowing:
         def operators(self) -> dict[str, dict[str, int]]:

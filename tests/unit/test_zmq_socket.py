@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,20 @@ def test_place_invalid_address_is_refused_in_one_line(remote: bool | None, addre
     with pytest.raises(ConfigError) as raised:
         place(address, "[x] y", remote)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "why", "has_hint"),
+    [
+        ("tcp://localhost", "is neither ipc:///PATH nor tcp://HOST:PORT", False),
+        ("tcp://localhost:70000", "from 0 to 65535", False),
+        ("tcp://10.0.0.1:5", "use tcp://127.0.0.1:5", True),
+    ],
+)
+def test_place_only_a_remote_address_gets_the_hint_about_allow_remote(address: str, why: str, has_hint: bool) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)) as raised:
+        place(address, "[x] y", allow_remote=False)
+    assert ("allow_remote" in str(raised.value)) is has_hint
 
 
 async def test_bound_socket_replaces_a_dead_socket_and_no_living_one_or_other_file(folder: Path) -> None:

@@ -24,6 +24,7 @@ import msgspec
 from edged.config.schema import Tls
 from edged.errors import ConfigError
 from edged.files import read_regular
+from edged.formatting import many
 
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
@@ -155,7 +156,7 @@ def worry(path: str, lasts: Validity, now: float) -> str:
         return f"the certificate {path} is not valid before {_date(lasts.begins)}; check the clock"
     days = (lasts.ends - now) / _DAY
     return (
-        f"the certificate {path} expires in {days:.0f} days, on {_date(lasts.ends)}; renew it"
+        f"the certificate {path} expires in {many(round(days), 'day')}, on {_date(lasts.ends)}; renew it"
         if days < _WARN_DAYS
         else ""
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zmq
 
-from edged.api.endpoints.address import make_way, tcp_address
+from edged.api.endpoints.address import is_loopback, make_way, tcp_address
 from edged.errors import ConfigError
 
 _LOG = logging.getLogger("edged.zmq")
@@ -171,14 +171,22 @@ def place(address: str, setting: str, allow_remote: bool | None = None) -> tuple
                 f"{setting} {address} is longer than the {_LONGEST_PATH} bytes that Linux allows; choose a shorter path"
             )
         return address, Path(rest)
-    if kind != "tcp":
+    _, colon, number = rest.rpartition(":")
+    if kind != "tcp" or not colon or not (number.isascii() and number.isdecimal()):
         raise ConfigError(f"{setting} {address!r} is neither ipc:///PATH nor tcp://HOST:PORT")
     try:
-        host, port = tcp_address(rest, allow_remote=bool(allow_remote))
+        host, port = tcp_address(rest, allow_remote=True)
+        if not allow_remote and not is_loopback(rest):
+            hint = (
+                "; for a container's bridge, set allow_remote = true and make sure that only the container reaches it"
+            )
+            raise ConfigError(
+                f"{address!r} could be reachable from other machines; use tcp://127.0.0.1:{port}"
+                f"{hint if allow_remote is False else ''}"
+            )
         host = "127.0.0.1" if host == "localhost" else str(ipaddress.ip_address(host))
     except ConfigError as error:
-        hint = "; for a container's bridge, set allow_remote = true and ensure that nothing else reaches the address"
-        raise ConfigError(f"{setting}: {error}{hint if allow_remote is False else ''}") from None
+        raise ConfigError(f"{setting}: {error}") from None
     except ValueError:
         raise ConfigError(f"{setting} {address!r} has no numeric address; give one such as 172.17.0.1") from None
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}", None

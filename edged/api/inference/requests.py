@@ -193,7 +193,7 @@ class Bounds(msgspec.Struct, frozen=True):
                 least, most = list(allowed.minimum), list(allowed.maximum)
                 raise InvalidTensor(
                     f"input {allowed.name!r} has the shape {list(shape)[:16]}, but it must be from {least} to {most};"
-                    f" to change that, set the model's {PREFIX}{allowed.name}, or {POLICY} = any for no limit"
+                    f" to change that, set the model's {PREFIX}{allowed.name}, or {POLICY}=any for no limit"
                 )
         if unequal := model_shapes.unequal(self.ties, shapes):
             raise InvalidTensor(unequal)
@@ -375,7 +375,10 @@ def _shape(datatype: str, shape: tuple[int, ...], spec: TensorSpec) -> tuple[int
         raise InvalidTensor(f"input {spec.name!r} of the model is {spec.datatype}, but the request says {given}")
     sane = len(shape) <= _MAX_RANK and all(0 <= dim <= _MAX_ELEMENTS for dim in shape)
     if not sane or math.prod(shape) > _MAX_ELEMENTS:
-        raise InvalidTensor(f"input {spec.name!r} has the impossible shape {list(shape)[:16]}")
+        raise InvalidTensor(
+            f"input {spec.name!r} has the impossible shape {list(shape)[:16]}; give at most {_MAX_RANK} dimensions,"
+            f" none below 0, and at most {_MAX_ELEMENTS} elements"
+        )
     if not spec.admits(shape):
         raise InvalidTensor(
             f"input {spec.name!r} of the model is {list(spec.dims)}, but the request says {list(shape)[:16]}"

@@ -95,7 +95,7 @@ class OpenvinoLanguageModel:
         if len(ids) >= self.context:
             raise InvalidInput(
                 f"the prompt has {len(ids)} tokens, but prompt and answer together can have {self.context}; shorten the"
-                " prompt, or raise the model's setting language.context"
+                " prompt, or raise the model's setting language.context if the model allows more"
             )
         request = _Request(number, ids, wanted, self._tokenizer)
         try:

@@ -101,7 +101,7 @@ class OrtLanguageModel:
         if len(ids) >= self.context:
             raise InvalidInput(
                 f"the prompt has {len(ids)} tokens, but prompt and answer together can have {self.context}; shorten the"
-                " prompt, or raise the model's setting language.context"
+                " prompt, or raise the model's setting language.context if the model allows more"
             )
         request = Request(number, ids, wanted, self._tokenizer.create_stream(), inputs)
         if wanted.sampling.guidance:  # its generator is created now, so that `begin` refuses an invalid grammar

@@ -91,7 +91,7 @@ def settings(
 
 def rebuild(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The model's name.")],
-    force: Annotated[bool, typer.Option("--force", help="Also build engines again that are accepted.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also rebuild engines that are accepted or rejected.")] = False,
     canary: Canary = _CANARY,
     then: Then = _THEN,
     abort_on: AbortOn = _ABORT_ON,

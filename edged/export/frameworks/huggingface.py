@@ -13,12 +13,12 @@ _KEPT = ("logits", "pred_boxes", "pred_masks", "predicted_depth")
 def load(request: Request) -> Loaded:
     config = transformers.AutoConfig.from_pretrained(request.source, local_files_only=True, trust_remote_code=False)
     name = (config.architectures or [""])[0]
+    if not name:
+        raise Refused("config.json names no class in 'architectures'; save the model again with save_pretrained")
     kind = getattr(transformers, name, None)
     if kind is None:
         raise Refused(
-            "transformers {} has no {}, which config.json names; update transformers".format(
-                transformers.__version__, name or "class"
-            )
+            f"transformers {transformers.__version__} has no {name}, which config.json names; update transformers"
         )
     try:
         module = kind.from_pretrained(request.source, local_files_only=True, use_safetensors=True)

@@ -21,7 +21,7 @@ def load(request: Request) -> Loaded:
     program = next((stem + end for end in (".json", ".pdmodel") if os.path.exists(stem + end)), "")
     if not program:
         raise Refused(
-            f"{os.path.basename(request.source)} has no .json or .pdmodel file of the same name as its .pdiparams file"
+            f"{os.path.basename(request.source)} needs a .pdiparams file, and a .json or .pdmodel file of the same name"
         )
     return _Model(stem, program, request).loaded()
 
