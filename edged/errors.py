@@ -143,7 +143,8 @@ class TooLarge(EdgedError, code=ErrorCode.SIZE_LIMIT_EXCEEDED):
 
 
 class DeadlineExceeded(EdgedError, code=ErrorCode.DEADLINE_EXCEEDED):
-    """The caller's deadline, or the model's time limit for requests, passed before an answer was ready."""
+    """The caller's deadline, or the model's time limit for requests, passed before an answer was ready. Also a large
+    request that arrived too slowly."""
 
 
 class FrameSkipped(EdgedError, code=ErrorCode.FRAME_SKIPPED):

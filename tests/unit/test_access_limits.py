@@ -168,6 +168,30 @@ async def test_take_impatient_over_the_waiting_bytes_is_refused() -> None:
     await asyncio.wait_for(waiting, 1)
 
 
+async def test_take_impatient_message_over_the_total_waits_if_no_other_message_waits() -> None:
+    budget = budget_of()
+    await budget.take("a", 1)
+    waiting = asyncio.create_task(budget.take("b", 5, is_patient=False))
+    await settle()
+    budget.give_back("a", 1, LONG)
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_is_short_only_if_a_message_waits_for_the_clients_room() -> None:
+    budget, tasks = budget_of(10, 6), list[asyncio.Task[None]]()
+    await budget.take("a", 4)
+    await budget.take("b", 4)
+    assert not budget.is_short("a")
+    tasks.append(asyncio.create_task(budget.take("b", 4)))
+    await settle()
+    assert (budget.is_short("a"), budget.is_short("b")) == (False, True)
+    tasks.append(asyncio.create_task(budget.take("c", 4)))
+    await settle()
+    assert budget.is_short("a")
+    for task in tasks:
+        task.cancel()
+
+
 async def test_give_back_soon_after_take_frees_the_bytes_later() -> None:
     budget = budget_of(64 << 20, 64 << 20)
     await budget.take("a", 32 << 20)

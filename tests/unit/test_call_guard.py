@@ -16,7 +16,7 @@ import pytest
 
 import edged
 from edged.api.auth.guard import Guard
-from edged.api.auth.limits import Bounds
+from edged.api.auth.limits import Bounds, Budget
 from edged.api.grpc.call_guard import CallGuard, end
 from edged.api.grpc.rpc import Context, Method, Service
 from edged.api.http2.call import Call, Message
@@ -158,6 +158,50 @@ async def test_run_large_message_waits_for_the_budget(guard: Guard, takes_many: 
     await asyncio.sleep(0.05)
     assert (call.reads, running.done()) == (0, False)
     guard.budget.give_back("another", guard.budget.total, 60.0)
+    await running
+    assert (call.status, call.reads) == (Status.OK, 1)
+
+
+class Stalled(FakeCall):
+    """A call whose client announces a message of 2 MiB, and sends the rest when `sends` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(PATH, (bytes(2 << 20),), peer=PEER)
+        self.sends = asyncio.Event()
+
+    async def read(self) -> Message | None:
+        await self.sends.wait()
+        return await super().read()
+
+
+@pytest.mark.parametrize("takes_many", [False, True])
+async def test_run_slow_large_message_gives_way_to_a_waiting_message(guard: Guard, takes_many: bool) -> None:
+    guard.budget, call, handlers = Budget(slow_after=-2.0), Stalled(), Handlers()
+    answer = handlers.single if takes_many else echo
+    running = asyncio.create_task(run(guarded(guard, answer, takes_many), call))
+    await until(lambda: guard.budget.used > 0)
+    await asyncio.wait_for(guard.budget.take("another", guard.budget.total), 10)
+    await until(lambda: call.status is not None)
+    assert call.status is Status.DEADLINE_EXCEEDED, "at once, even if the handler continues"
+    if takes_many:
+        running.cancel()
+    await asyncio.gather(running, *handlers.readers, return_exceptions=True)
+    assert guard.budget.used == guard.budget.total
+    assert guard.limits.together().is_idle
+
+
+@pytest.mark.parametrize("takes_many", [False, True])
+async def test_run_slow_large_message_may_take_any_time_while_no_other_waits(guard: Guard, takes_many: bool) -> None:
+    async def first(asked: Any, context: Context) -> bytes:
+        data: bytes = await anext(asked) if takes_many else asked
+        return data
+
+    guard.budget, call = Budget(slow_after=-2.0), Stalled()
+    running = asyncio.create_task(run(guarded(guard, first, takes_many), call))
+    await guard.budget.take("another", guard.budget.total - (2 << 20))
+    await asyncio.sleep(0.05)
+    assert not running.done()
+    call.sends.set()
     await running
     assert (call.status, call.reads) == (Status.OK, 1)
 

@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from edged.api.grpc.rpc import Context
 from edged.api.grpc.wire import Request
 from edged.api.inference.service import InferHandlers
+from edged.errors import DeadlineExceeded
 from edged.proto import open_inference_pb2 as pb
 
 _NO_LANGUAGE = SimpleNamespace(of=lambda name, version: None)
@@ -64,6 +67,21 @@ async def test_stream_reads_large_requests_ahead_up_to_a_limit_of_bytes() -> Non
     inference.gate.set()
     assert await answered == read
     assert len(read) == 10
+
+
+async def test_stream_whose_requests_fail_raises_the_error_after_the_answers() -> None:
+    inference = Slow()
+    inference.gate.set()
+
+    async def requests() -> AsyncIterator[bytes]:
+        yield pb.ModelInferRequest(id="1").SerializeToString()
+        raise DeadlineExceeded("too slow")
+
+    handlers = InferHandlers(cast(Any, inference), cast(Any, _NO_LANGUAGE))
+    stream = handlers.model_stream_infer_bytes(requests(), Context("unix:"))
+    assert pb.ModelStreamInferResponse.FromString(await anext(stream)).infer_response.id == "1"
+    with pytest.raises(DeadlineExceeded):
+        await anext(stream)
 
 
 async def collect(stream: AsyncIterator[bytes]) -> list[str]:

@@ -5,7 +5,8 @@ Beyond these limits, a request is refused, with the time after which to retry, a
 Large messages take turns, so that small messages are answered in between. A message of many megabytes is copied several
 times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that are not
 answered yet, for each client and for all clients together. A message that does not fit waits, and its stream is not
-read meanwhile. If too many bytes wait, further requests are refused.
+read meanwhile. If too many bytes wait, further requests are refused. A message that arrives slowly ends with an error
+if another message waits for its room; otherwise it may take any time, because its client may have a slow link.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict, deque
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Coroutine
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from edged.api.auth.policy import Caller
 from edged.config.schema import Access
-from edged.errors import ClientLimited
+from edged.errors import ClientLimited, DeadlineExceeded
 
+T = TypeVar("T")
 Kind: TypeAlias = Literal["streams", "requests", "bytes", "rate"]
 
 _MOST_CLIENTS = 4096  # idle clients that are remembered
@@ -167,6 +170,10 @@ LARGE = 1 << 20  # bytes; smaller messages do not count
 _TOTAL, _EACH = 32 << 20, 16 << 20  # bytes of large messages in progress, of all clients and of one
 _PER_SECOND = 384 << 20  # bytes; a message counts for at least size / _PER_SECOND seconds, so that others get turns
 _REFUSAL_SECONDS = 0.5  # seconds after which a refused client may retry
+# A message that takes longer than _SLOW_SECONDS + size / _SLOW_PER_SECOND gives way to others. The messages that fill
+# the whole room (_TOTAL) arrive in this time if their clients share a link of 9 Mbit/s.
+_SLOW_SECONDS, _SLOW_PER_SECOND = 30.0, 1 << 20
+_SLOW_CHECK_SECONDS = 1.0  # seconds between two checks whether another message waits for the room of a slow message
 
 
 class _Waiter(NamedTuple):
@@ -188,6 +195,25 @@ class LargeMessage:
         await self._budget.take(self._client, size, is_patient=is_patient)
         self._size, self._began = size, time.monotonic()
 
+    async def receive(self, read: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `read`, which waits for the rest of the message. Raises DeadlineExceeded, and calls
+        `end`, if the message arrives slowly and another message waits for its room."""
+        reader = asyncio.ensure_future(read)
+        wait = self._budget.slow_after + self._size / _SLOW_PER_SECOND
+        try:
+            while not (await asyncio.wait((reader,), timeout=wait))[0]:
+                if self._budget.is_short(self._client):
+                    seconds, size = time.monotonic() - self._began, self._size
+                    self.end()
+                    raise DeadlineExceeded(
+                        f"a message of {size} bytes was incomplete after {seconds:.0f} s, and other large messages wait"
+                        f" for its room; send it again over a faster link, or send messages of less than {LARGE} bytes"
+                    )
+                wait = _SLOW_CHECK_SECONDS
+            return reader.result()
+        finally:
+            reader.cancel()
+
     def end(self) -> None:
         if self._size:
             self._budget.give_back(self._client, self._size, time.monotonic() - self._began)
@@ -198,20 +224,27 @@ class Budget:
     """Limits the bytes of large messages in progress on one event loop: `total` bytes for all clients, `each` bytes for
     one client. If no other message counts towards a limit, that limit admits a message of any size."""
 
-    def __init__(self, total: int = _TOTAL, each: int = _EACH, refused_after: float = _REFUSAL_SECONDS) -> None:
-        """`refused_after`: seconds by which a refusal is delayed, to slow down clients that retry at once."""
-        self.total, self.each, self._refused_after = total, each, refused_after
+    def __init__(
+        self,
+        total: int = _TOTAL,
+        each: int = _EACH,
+        refused_after: float = _REFUSAL_SECONDS,
+        slow_after: float = _SLOW_SECONDS,
+    ) -> None:
+        """`refused_after`: seconds by which a refusal is delayed, to slow down clients that retry at once.
+        `slow_after`: seconds that every message may take to arrive, in addition to the time for its size."""
+        self.total, self.each, self._refused_after, self.slow_after = total, each, refused_after, slow_after
         self.used = 0
         self._by_client: Counter[str] = Counter()
         self._waiting: deque[_Waiter] = deque()
 
     async def take(self, client: str, size: int, *, is_patient: bool = True) -> None:
-        """Wait until `size` bytes of a client fit; call `give_back` afterwards. If `is_patient` is False and more than
-        `total` bytes would then wait, raises ClientLimited."""
+        """Wait until `size` bytes of a client fit; call `give_back` afterwards. If `is_patient` is False, raises
+        ClientLimited if other messages wait and more than `total` bytes would then wait."""
         if not self._waiting and self._fits(client, size):
             self._add(client, size)
             return
-        if not is_patient and sum(each.size for each in self._waiting) + size > self.total:
+        if not is_patient and self._waiting and sum(each.size for each in self._waiting) + size > self.total:
             await asyncio.sleep(self._refused_after)
             raise ClientLimited(
                 f"too many large requests are in progress; try again in {_REFUSAL_SECONDS:g} s, or send smaller ones",
@@ -239,6 +272,10 @@ class Budget:
         else:
             self._end(client, size)
 
+    def is_short(self, client: str) -> bool:
+        """Whether a message waits for room that the messages of this client hold."""
+        return any(each.client == client or not self._exceeds_share(each.client, each.size) for each in self._waiting)
+
     def _end(self, client: str, size: int) -> None:
         self._remove(client, size)
         self._wake()
@@ -255,14 +292,16 @@ class Budget:
                 waiter.turn.set_result(None)
                 continue
             later.append(waiter)
-            has = self._by_client[waiter.client]
-            if not (has and has + waiter.size > self.each):  # the message waits for `total`, and must not be overtaken
+            if not self._exceeds_share(waiter.client, waiter.size):  # it waits for `total`, and must not be overtaken
                 break
         self._waiting.extendleft(reversed(later))
 
     def _fits(self, client: str, size: int) -> bool:
+        return (not self.used or self.used + size <= self.total) and not self._exceeds_share(client, size)
+
+    def _exceeds_share(self, client: str, size: int) -> bool:
         has = self._by_client[client]
-        return (not self.used or self.used + size <= self.total) and (not has or has + size <= self.each)
+        return has > 0 and has + size > self.each
 
     def _add(self, client: str, size: int) -> None:
         self.used += size

@@ -2,7 +2,7 @@
 the status of its error. The audit log records calls that need the role `operate`.
 
 Credentials and roles are checked before the first message is read, so that a client without the role cannot fill the
-memory. A large message is read only when the budget has room for it.
+memory. A large message is read only when the budget has room for it, and must not arrive slowly while others wait.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from edged.api.auth.limits import LARGE, ClientLimits, LargeMessage, Usage
 from edged.api.auth.policy import Caller
 from edged.api.grpc.rpc import Context, Method, Service
 from edged.api.grpc.status import describe, trailing
-from edged.api.http2.call import Call
+from edged.api.http2.call import Call, Message
 from edged.api.http2.headers import Status
-from edged.errors import EdgedError, InvalidInput
+from edged.errors import DeadlineExceeded, EdgedError, InvalidInput
 
 _LOG = logging.getLogger("edged.calls")  # this logger writes only at verbose levels
 _ROOM_SECONDS = 0.01  # seconds between two checks whether the client's bytes fit
@@ -96,7 +96,7 @@ class _RunningCall:
             if size >= LARGE:
                 large = LargeMessage(self._guard.budget, self._context.peer, self._who)
                 await large.begin(size, is_patient=False)
-            data = await call.read()
+            data = await (call.read() if large is None else large.receive(call.read()))
             assert data is not None  # the message was announced, and a call that is reset is cancelled
             with self._guard.watched(self._who, method.path, is_stream=False):
                 response = method.write(await method.answer(method.read(data), self._context))
@@ -180,7 +180,7 @@ class _Requests:
             await self._large.begin(size)
         self._size = size
         usage.size += size
-        data = await call.read()
+        data = await (self._read_large(call) if size >= LARGE else call.read())
         if self._has_ended() or data is None:
             self._give_back()
             raise StopAsyncIteration
@@ -189,6 +189,13 @@ class _Requests:
             self._is_first = False
             self.about = about(request)
         return request
+
+    async def _read_large(self, call: Call) -> Message | None:
+        try:
+            return await self._large.receive(call.read())
+        except DeadlineExceeded as error:
+            end(call, error)  # at once: the handler may still wait until the client reads earlier answers
+            raise
 
     def end(self) -> None:
         """End the call: read no more messages."""

@@ -105,20 +105,17 @@ class InferHandlers:
         """
         strict = ("triton_grpc_error", "true") in context.metadata
         caller = Caller(context.peer, patient=True, streamed=True)
-        window, arrived, ended = _Window(), asyncio.Event(), False
+        window, arrived = _Window(), asyncio.Event()
 
         async def read() -> None:
-            nonlocal ended
-            try:
-                async for request in requests:  # requests that were already read are answered even after `stop`
-                    window.begin(_Answers(self._answers(request, caller, strict)), len(request))
-                    arrived.set()
-                    await window.room()
-            finally:
-                ended = True
+            async for request in requests:  # requests that were already read are answered even after `stop`
+                window.begin(_Answers(self._answers(request, caller, strict)), len(request))
                 arrived.set()
+                await window.room()
 
         reader = asyncio.create_task(read())
+        reader.add_done_callback(retrieve_exception)
+        reader.add_done_callback(lambda _: arrived.set())
         self._readers.add(reader)
         try:
             while True:
@@ -126,7 +123,9 @@ class InferHandlers:
                     while (response := await first.next()) is not None:
                         yield response
                     window.end()
-                if ended:
+                if reader.done():
+                    if not reader.cancelled():
+                        reader.result()  # raises the error of the stream, such as a message that arrived too slowly
                     return
                 arrived.clear()
                 await arrived.wait()
