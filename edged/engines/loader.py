@@ -70,6 +70,7 @@ class Loader:
         self._builder, self._installed, self._wake, self._readiness = builder, installed, wake, readiness
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._loading: dict[str, str] = {}  # the model that an ensemble is waiting for, by the ensemble's name
         self._why: dict[str, str] = {}  # reasons why models are not loaded
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
@@ -184,11 +185,25 @@ class Loader:
         there = (await self._on_disk()).get(part, {})
         if any(entry.is_ensemble for entry in there.values()):
             raise NotReady(f"ensemble {ensemble!r} cannot be served: its model {part!r} is itself an ensemble")
+        self._require_no_cycle(ensemble, part)
+        self._loading[ensemble] = part
         try:
             await self._load(part, None, {})
         except EdgedError as error:
             raise NotReady(f"ensemble {ensemble!r} cannot be served: {error}") from error
+        finally:
+            del self._loading[ensemble]
         added.append(part)
+
+    def _require_no_cycle(self, ensemble: str, part: str) -> None:
+        """Raise NotReady if the load of `part` waits for the load of `ensemble`: both would wait for ever. This happens
+        if clients replace the configurations of models by ensembles that need each other."""
+        names = [ensemble, part]
+        while names[-1] in self._loading and names[-1] != ensemble:
+            names.append(self._loading[names[-1]])
+        if names[-1] == ensemble:
+            cycle = " -> ".join(names)
+            raise NotReady(f"ensemble {ensemble!r} cannot be served: its steps form a cycle: {cycle}; correct a step")
 
     async def _on_disk(self) -> dict[str, dict[str, ModelEntry]]:
         with reading("the models folder"):

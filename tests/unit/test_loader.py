@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,6 +18,7 @@ from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, readiness
 from edged.errors import EngineUnusable, InvalidInput, NotReady, OutOfMemory
 from edged.models.entries import ModelEntry
+from edged.models.triton_config import Step
 from tests.tiny_language import write_gguf
 from tests.unit.control_room import entry, inspection, planned_model, serve, settle
 from tests.unit.test_catalogue import House
@@ -237,6 +238,33 @@ async def test_load_ensemble_that_is_its_own_step_is_not_ready(house: House) -> 
     for _ in range(2):
         with pytest.raises(NotReady, match="own steps"):
             await asyncio.wait_for(loader.load("a"), 10)
+
+
+@pytest.mark.parametrize("names", ["ab", "ba", "abc"])
+async def test_load_ensembles_that_need_each_other_refuses_one_and_names_the_cycle(house: House, names: str) -> None:
+    """The repository has plain models. Clients load an ensemble of each name at the same time: each needs the next."""
+    after = dict(zip(names, names[1:] + names[0], strict=True))
+
+    class Sent(Repository):
+        def entries(self, name: str = "", *sent: object) -> Any:
+            if sent[:1] in ((), (None,)):
+                return {each: entry(each) for each in names if name in ("", each)}
+            return {name: ensemble_entry(name, (Step(after[name], "", {"x": "X"}, {"y": "Y"}),))}
+
+    repository, builder = Sent(), house.readers
+    selection: Any = ModelSelection(repository, "explicit")  # type: ignore[arg-type]
+    house.catalogue._selection = selection
+    loader = Loader(selection, house.catalogue, repository, builder, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
+    loads = [asyncio.create_task(loader.load(name, "{}")) for name in names]
+    ended = asyncio.create_task(asyncio.wait(loads, timeout=10))
+    await serving(house, cast(Any, ended))
+    assert all(task.done() for task in loads)
+    cycles = [" -> ".join((*names[at:], *names[: at + 1])) for at in range(len(names))]
+    refusals = [str(task.exception()) for task in loads]
+    assert any(cycle in refusal for cycle in cycles for refusal in refusals), refusals
+    for name in names:
+        await finish(house, loader.load(name))
+    assert states(await loader.listed()) == dict.fromkeys(names, "READY")
 
 
 async def test_load_ensemble_with_a_missing_model_is_not_ready(house: House) -> None:
