@@ -20,7 +20,7 @@ from edged.api.auth.limits import Bounds, Budget
 from edged.api.grpc.call_guard import CallGuard, end
 from edged.api.grpc.rpc import Context, Method, Service
 from edged.api.http2.call import Call, Message
-from edged.api.http2.headers import Status
+from edged.api.http2.headers import Metadata, Status
 from edged.config import Access, Tls
 from edged.errors import ClientLimited, InvalidInput
 from tests.fake_call import FakeCall
@@ -171,7 +171,11 @@ class Stalled(FakeCall):
 
     async def read(self) -> Message | None:
         await self.sends.wait()
-        return await super().read()
+        return await super().read() if self.status is None else None
+
+    def finish(self, status: Status, message: str = "", metadata: Metadata = ()) -> None:
+        super().finish(status, message, metadata)
+        self.sends.set()
 
 
 @pytest.mark.parametrize("takes_many", [False, True])

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Coroutine
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -23,7 +23,6 @@ from edged.api.auth.policy import Caller
 from edged.config.schema import Access
 from edged.errors import ClientLimited, DeadlineExceeded
 
-T = TypeVar("T")
 Kind: TypeAlias = Literal["streams", "requests", "bytes", "rate"]
 
 _MOST_CLIENTS = 4096  # idle clients that are remembered
@@ -190,31 +189,39 @@ class LargeMessage:
         count for the caller `who` instead, because all connections over a unix socket have the same name."""
         self._budget, self._client = budget, who.key if peer.startswith("unix:") else peer
         self._size, self._began = 0, 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.failure: DeadlineExceeded | None = None  # why the message was given up
 
     async def begin(self, size: int, *, is_patient: bool = True) -> None:
         await self._budget.take(self._client, size, is_patient=is_patient)
         self._size, self._began = size, time.monotonic()
 
-    async def receive(self, read: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `read`, which waits for the rest of the message. Raises DeadlineExceeded, and calls
-        `end`, if the message arrives slowly and another message waits for its room."""
-        reader = asyncio.ensure_future(read)
+    def expect(self, give_up: Callable[[DeadlineExceeded], object]) -> None:
+        """Call `give_up` once, and `end`, if the rest of the message arrives slowly and another message waits for its
+        room. Call `arrived` when the message is complete."""
         wait = self._budget.slow_after + self._size / _SLOW_PER_SECOND
-        try:
-            while not (await asyncio.wait((reader,), timeout=wait))[0]:
-                if self._budget.is_short(self._client):
-                    seconds, size = time.monotonic() - self._began, self._size
-                    self.end()
-                    raise DeadlineExceeded(
-                        f"a message of {size} bytes was incomplete after {seconds:.0f} s, and other large messages wait"
-                        f" for its room; send it again over a faster link, or send messages of less than {LARGE} bytes"
-                    )
-                wait = _SLOW_CHECK_SECONDS
-            return reader.result()
-        finally:
-            reader.cancel()
+        self._timer = asyncio.get_running_loop().call_later(wait, self._check, give_up)
+
+    def arrived(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check(self, give_up: Callable[[DeadlineExceeded], object]) -> None:
+        if not self._budget.is_short(self._client):
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_SLOW_CHECK_SECONDS, self._check, give_up)
+            return
+        seconds = time.monotonic() - self._began
+        self.failure = DeadlineExceeded(
+            f"a message of {self._size} bytes was incomplete after {seconds:.0f} s, and other large messages wait for"
+            f" its room; send it again over a faster link, or send messages of less than {LARGE} bytes"
+        )
+        self.end()
+        give_up(self.failure)
 
     def end(self) -> None:
+        self.arrived()
         if self._size:
             self._budget.give_back(self._client, self._size, time.monotonic() - self._began)
             self._size = 0

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
@@ -26,7 +27,7 @@ from edged.api.grpc.rpc import Context, Method, Service
 from edged.api.grpc.status import describe, trailing
 from edged.api.http2.call import Call, Message
 from edged.api.http2.headers import Status
-from edged.errors import DeadlineExceeded, EdgedError, InvalidInput
+from edged.errors import EdgedError, InvalidInput
 
 _LOG = logging.getLogger("edged.calls")  # this logger writes only at verbose levels
 _ROOM_SECONDS = 0.01  # seconds between two checks whether the client's bytes fit
@@ -96,7 +97,7 @@ class _RunningCall:
             if size >= LARGE:
                 large = LargeMessage(self._guard.budget, self._context.peer, self._who)
                 await large.begin(size, is_patient=False)
-            data = await (call.read() if large is None else large.receive(call.read()))
+            data = await (call.read() if large is None else _read_large(call, large))
             assert data is not None  # the message was announced, and a call that is reset is cancelled
             with self._guard.watched(self._who, method.path, is_stream=False):
                 response = method.write(await method.answer(method.read(data), self._context))
@@ -180,7 +181,7 @@ class _Requests:
             await self._large.begin(size)
         self._size = size
         usage.size += size
-        data = await (self._read_large(call) if size >= LARGE else call.read())
+        data = await (_read_large(call, self._large) if size >= LARGE else call.read())
         if self._has_ended() or data is None:
             self._give_back()
             raise StopAsyncIteration
@@ -189,13 +190,6 @@ class _Requests:
             self._is_first = False
             self.about = about(request)
         return request
-
-    async def _read_large(self, call: Call) -> Message | None:
-        try:
-            return await self._large.receive(call.read())
-        except DeadlineExceeded as error:
-            end(call, error)  # at once: the handler may still wait until the client reads earlier answers
-            raise
 
     def end(self) -> None:
         """End the call: read no more messages."""
@@ -209,6 +203,19 @@ class _Requests:
         self._usage.size -= self._size
         self._size = 0
         self._large.end()
+
+
+async def _read_large(call: Call, large: LargeMessage) -> Message | None:
+    """Return a large message, or None if no message comes. Raises DeadlineExceeded, and ends the call at once, if the
+    message arrives slowly and others wait: the handler may still wait until the client reads earlier answers."""
+    large.expect(partial(end, call))
+    try:
+        data = await call.read()
+    finally:
+        large.arrived()
+    if large.failure is not None:
+        raise large.failure
+    return data
 
 
 async def _write_all(call: Call, responses: AsyncGenerator[Any, None], method: Method) -> None:
