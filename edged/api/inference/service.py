@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 from edged.api.grpc import wire
 from edged.api.grpc.rpc import Context, Service
@@ -109,7 +110,7 @@ class InferHandlers:
 
         async def read() -> None:
             async for request in requests:  # requests that were already read are answered even after `stop`
-                window.begin(_Answers(self._answers(request, caller, strict)), len(request))
+                window.begin(_Answers(partial(self._answer, request, caller, strict)), len(request))
                 arrived.set()
                 await window.room()
 
@@ -134,53 +135,59 @@ class InferHandlers:
             reader.cancel()
             window.cancel()
 
-    async def _answers(self, data: bytes, caller: Caller, strict: bool) -> AsyncGenerator[bytes, None]:
-        """Yield the responses of one request; without `strict`, the response of a failed request has the error."""
+    async def _answer(self, data: bytes, caller: Caller, strict: bool, give: Callable[[Iterable[bytes]], None]) -> None:
+        """Answer one request: call `give` with its responses, several times if they are made one by one. Without
+        `strict`, the response of a failed request has the error."""
         identifier = ""
         try:
             request = wire.read(data)
             message, identifier = request.message, request.id
             planned = self._language.of(message.model_name, message.model_version)
             if planned is None:
-                for response in await self._inference.answer(request, caller, _write_streamed):
-                    yield response
+                give(await self._inference.answer(request, caller, _write_streamed))
                 return
             async with aclosing(generate.responses(self._language, planned, request, caller.peer)) as responses:
                 async for response in responses:
-                    yield response
+                    give((response,))
         except Exception as error:
             if strict:
                 raise
             _, text = describe(error)
             failed = pb.ModelInferResponse(id=identifier)
-            yield pb.ModelStreamInferResponse(error_message=text, infer_response=failed).SerializeToString()
+            give((pb.ModelStreamInferResponse(error_message=text, infer_response=failed).SerializeToString(),))
 
 
 class _Answers:
     """The responses of one request. A task makes them while the responses of earlier requests are sent."""
 
-    def __init__(self, responses: AsyncGenerator[bytes, None]) -> None:
-        self._made: asyncio.Queue[bytes | None] = asyncio.Queue()  # unbounded: the models limit the responses
-        self._task = asyncio.create_task(self._make(responses))
+    def __init__(self, answer: Callable[[Callable[[Iterable[bytes]], None]], Coroutine[Any, Any, None]]) -> None:
+        """`answer` answers the request, and calls its argument with the responses."""
+        self._made = deque[bytes]()  # unbounded: the models limit the responses
+        self._news: asyncio.Future[None] | None = None
+        self._task = asyncio.create_task(answer(self._give))
+        self._task.add_done_callback(self._wake)
 
     async def next(self) -> bytes | None:
         """Return the next response; None after the last one. Raises the error of the request."""
-        response = await self._made.get()
-        if response is None:
-            await self._task
-        return response
+        while not self._made:
+            if self._task.done():
+                self._task.result()
+                return None
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        return self._made.popleft()
 
     def cancel(self) -> None:
         self._task.cancel()
         self._task.add_done_callback(retrieve_exception)
 
-    async def _make(self, responses: AsyncGenerator[bytes, None]) -> None:
-        try:
-            async with aclosing(responses):
-                async for response in responses:
-                    self._made.put_nowait(response)
-        finally:
-            self._made.put_nowait(None)
+    def _give(self, responses: Iterable[bytes]) -> None:
+        self._made.extend(responses)
+        self._wake()
+
+    def _wake(self, _: object = None) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
 
 class _Window:
