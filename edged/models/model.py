@@ -133,13 +133,15 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line for each field of config.pbtxt without effect, for each TOML file that is not read, and for a setting
-        `family` that is ignored because raw tensors are served."""
+        """A line for each field of config.pbtxt without effect, for each TOML file that is not read, for a setting
+        `family` that is ignored because raw tensors are served, and for a `batch.max` without effect."""
         is_asked = self.entry.settings.get("family", RAW) != RAW and self.recognition.family is None
         refused = (
             (f"setting 'family' is not used; raw tensors are served: {self.recognition.reason}",) if is_asked else ()
         )
-        return (*(f"{triton_config.FILE}: {line}" for line in self.triton.unused), *self.entry.unread, *refused)
+        batch = triton_check.unused_batch(self.inspection.signature, self.entry.settings, self.triton)
+        unused = (f"{triton_config.FILE}: {line}" for line in self.triton.unused)
+        return (*unused, *self.entry.unread, *refused, *filter(None, (batch,)))
 
     @property
     def picture(self) -> tuple[int, int] | None:

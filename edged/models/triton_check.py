@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from edged.backends import profile
 from edged.backends.contract import Signature
 from edged.errors import ConfigError
-from edged.models.settings import max_batch
+from edged.models.settings import BATCH_MAX, max_batch
 from edged.models.triton_config import SequenceBatching, TensorConfig, TritonConfig, Warmup
 from edged.tensors import ANY_SHAPE, TensorSpec, byte_size
 
@@ -74,13 +74,25 @@ def max_batch_size(
     be independent. No fact about the box is used, so that clients see the same value on every box.
     """
     wanted = max_batch(settings)
-    if triton.max_batch_size or triton.inputs or triton.outputs:
+    if _sets_rows(triton):
         return min(triton.max_batch_size, wanted or triton.max_batch_size)
     if not is_batchable(signature):
         return 0
     ranges = (profile.given(settings, spec.name) for spec in signature.inputs)
     most = min((each.maximum[0] for each in ranges if each is not None and each.maximum), default=0)
     return wanted or most or (COMPLETED_ROWS if is_independent else 0)
+
+
+def unused_batch(signature: Signature, settings: Mapping[str, str], triton: TritonConfig) -> str:
+    """Return a line if `batch.max` has no effect on tensor requests, because config.pbtxt describes tensors without
+    max_batch_size; otherwise an empty string."""
+    wanted = max_batch(settings) or 1
+    if wanted == 1 or triton.max_batch_size or not _sets_rows(triton) or not is_batchable(signature):
+        return ""
+    return (
+        f"setting {BATCH_MAX}={wanted} has no effect on tensor requests, because config.pbtxt describes tensors without"
+        f" max_batch_size; set max_batch_size: {wanted} there, and leave the batch dimension out of dims"
+    )
 
 
 def may_be_completed(signature: Signature, settings: Mapping[str, str], triton: TritonConfig) -> bool:
@@ -100,6 +112,11 @@ def made_up_inputs(config: TritonConfig) -> frozenset[str]:
         return frozenset()
     controls = (control.input for control in config.sequence.controls)
     return frozenset((*controls, *(state.input for state in config.sequence.states)))
+
+
+def _sets_rows(triton: TritonConfig) -> bool:
+    """Whether config.pbtxt decides the number of rows. If it describes tensors, no max_batch_size means 0."""
+    return bool(triton.max_batch_size or triton.inputs or triton.outputs)
 
 
 def _declared(spec: TensorSpec, tensors: Sequence[TensorConfig], rows: int) -> TensorSpec:

@@ -126,6 +126,22 @@ def test_max_batch_size_depends_on_configuration_and_settings(text: str, setting
     assert max_batch_size(BATCHED, settings, read(text)) == rows
 
 
+@pytest.mark.parametrize(
+    ("text", "signature", "most", "is_noted"),
+    [
+        ('input { name: "x" }', BATCHED, "4", True),
+        ('output { name: "y" }', BATCHED, "4", True),
+        ('input { name: "x" }', BATCHED, "1", False),
+        ('max_batch_size: 8 input { name: "x" }', BATCHED, "4", False),
+        ("", BATCHED, "4", False),
+        ('input { name: "x" }', FIXED, "4", False),
+    ],
+)
+def test_batch_max_without_effect_is_noted(text: str, signature: Signature, most: str, is_noted: bool) -> None:
+    notes = model(text, signature, **{"batch.max": most}).notes
+    assert any("batch.max" in note for note in notes) is is_noted
+
+
 ROWS = Signature((TensorSpec("x", "FP32", ("n", 3, "h", "w")),), (TensorSpec("y", "FP32", ("n", 10)),))
 
 
