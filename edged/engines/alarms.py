@@ -47,7 +47,7 @@ class AlarmKind(str, enum.Enum):
     FAILING = "failing"  # a serving engine no longer answers
     CERTIFICATE = "certificate"  # the daemon's certificate is invalid or expires soon
     TOKENS = "tokens"  # the token file cannot be used
-    AUDIT = "audit"  # the audit log cannot be written
+    AUDIT = "audit"  # the audit log cannot be written, or its files cannot be rotated
     CAMERA_LOST = "camera_lost"  # a configured camera gives no frames
     CAMERA_DARK = "camera_dark"  # the picture of a configured camera is black
     CAMERA_FROZEN = "camera_frozen"  # the picture of a configured camera does not change

@@ -42,7 +42,7 @@ def test_write_many_lines_rotates_files_of_json(tmp_path: Path) -> None:
     files = sorted((tmp_path / "audit").iterdir())
     assert [file.name for file in files] == [FILE, *(f"{FILE}.{number}" for number in range(1, len(files)))]
     assert 3 <= len(files) <= 4
-    assert sum(file.stat().st_size for file in files) <= 4000 + 200 * 4
+    assert sum(file.stat().st_size for file in files) <= 4000
     lines = [json.loads(text) for file in files for text in file.read_text().splitlines()]
     numbers = {int(each["who"].split()[1]) for each in lines}
     assert numbers == set(range(min(numbers), 100))  # only the oldest lines are missing
@@ -69,6 +69,44 @@ def test_write_to_a_full_disk_leaves_no_partial_line(tmp_path: Path, monkeypatch
     log.close()
     assert log.lost == 1
     assert [json.loads(text)["who"] for text in (tmp_path / FILE).read_text().splitlines()] == ["token 1"]
+
+
+def test_write_if_rotation_fails_continues_in_the_same_file_up_to_the_limit(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"{FILE}.{number}").touch()
+    obstacle = tmp_path / f"{FILE}.3"
+    obstacle.mkdir()
+    log = written(tmp_path, *range(10))
+    assert (log.lost, len((tmp_path / FILE).read_text().splitlines())) == (0, 10)
+    assert str(tmp_path) in log.problem
+    for number in range(10, 50):
+        log.write(line(number))
+    log.close()
+    kept = (tmp_path / FILE).read_text().splitlines()
+    assert len((tmp_path / FILE).read_bytes()) <= 4000
+    assert 10 < len(kept) == 50 - log.lost
+    assert log.problem
+    lost = log.lost
+    obstacle.rmdir()
+    log.write(line(50))
+    log.close()
+    assert (log.lost, log.problem) == (lost, "")
+    assert (tmp_path / f"{FILE}.1").read_text().splitlines() == kept
+    assert json.loads((tmp_path / FILE).read_text())["who"] == "token 50"
+
+
+def test_rotate_after_a_failure_keeps_older_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, *range(100))
+    oldest, real = (tmp_path / f"{FILE}.2").read_bytes(), os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if source.name == FILE:
+            raise PermissionError(1, "not permitted")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    written(tmp_path, *range(100, 110))
+    assert (tmp_path / f"{FILE}.3").read_bytes() == oldest
 
 
 def test_write_while_the_disk_hangs_loses_lines_without_blocking(tmp_path: Path) -> None:

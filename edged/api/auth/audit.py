@@ -57,7 +57,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class AuditLog:
     """The audit log. `lost` counts lines that could not be written. `problem` says why the last line could not be
-    written, and is empty if that line was written."""
+    written, or why the files could not be rotated before it was written. It is empty if neither failed."""
 
     def __init__(
         self, folder: Path, size: int, *, waiting: int = _WAITING, clock: Callable[[], float] = time.monotonic
@@ -106,14 +106,24 @@ class AuditLog:
         encoder = msgspec.json.Encoder()
         while (line := self._lines.get()) is not None:
             try:
-                self._append(encoder.encode(line) + b"\n")
-                self.problem = ""
+                self.problem = self._append(encoder.encode(line) + b"\n")
             except OSError as error:
                 self.lost += 1
-                self.problem = f"{self._path.parent}: {error.strerror or error}"
+                self.problem = self._failed(error)
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> str:
+        """Write a line, and return why the files could not be rotated before; empty if they need not be, or were. If
+        rotation fails, the current file grows until all files together reach their limit."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        problem, size = "", _size(self._path)
+        if size and size + len(data) > self.size // _FILES:
+            try:
+                self._rotate()
+            except OSError as error:
+                failure = OSError(error.errno, f"the files cannot be rotated: {error.strerror or error}")
+                if sum(map(_size, self._files())) + len(data) > self.size:
+                    raise failure from error
+                problem = self._failed(failure)
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             size = os.fstat(handle).st_size
@@ -122,14 +132,26 @@ class AuditLog:
                 raise OSError(28, "No space left on device")
         finally:
             os.close(handle)
-        if size + len(data) >= self.size // _FILES:
-            self._rotate()
+        return problem
 
     def _rotate(self) -> None:
-        for number in range(_FILES - 1, 0, -1):
-            before = self._path.with_name(f"{FILE}.{number - 1}") if number > 1 else self._path
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(before, self._path.with_name(f"{FILE}.{number}"))
+        """Move each file to the next number, up to the first number that is free. So a repeated attempt after a failure
+        overwrites no older file."""
+        files = self._files()
+        free = next((number for number, file in enumerate(files) if not file.exists()), _FILES - 1)
+        for number in range(free, 0, -1):
+            os.replace(files[number - 1], files[number])
+
+    def _files(self) -> list[Path]:
+        """Return the paths of the current file and the older ones, the newest first."""
+        return [self._path, *(self._path.with_name(f"{FILE}.{number}") for number in range(1, _FILES))]
+
+    def _failed(self, error: OSError) -> str:
+        return f"{self._path.parent}: {error.strerror or error}"
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else 0
 
 
 # The fields of requests that the log records, also within the messages in `_INNER`. No other field is recorded.
