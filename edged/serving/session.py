@@ -52,6 +52,7 @@ class LatencyWindow:
 
 
 _SUSPECT = 3  # after this many failed requests in a row, a probe is sent
+_SILENT_SECONDS = 60.0  # if the engine answers nothing for so long, requests that clients cancelled count as failed
 
 
 class SessionHealth:
@@ -69,20 +70,33 @@ class SessionHealth:
         self.failures = 0  # failed requests in a row
         self.misses = 0  # failed probes in a row
         self.reason = ""  # of the last failure
+        self._cancelled_at = math.inf  # when a client first cancelled a request after the last answer
         self.answered_at = self.probed_at = time.monotonic()
 
     def answered(self, now: float) -> None:
         """Record an answer to a request or a probe."""
         self.answered_at = now
+        self._cancelled_at = math.inf
         if self.failures or self.misses or self.unproven:
             self.failures = self.misses = 0
             self.unproven = self.reason = ""
 
     def failed(self, error: BaseException) -> None:
-        """Record a request that failed or timed out. Errors that the request itself caused do not count."""
+        """Record a request that failed or reached the model's time limit. Errors that the request itself caused do not
+        count."""
         if isinstance(error, EngineUnusable | DeadlineExceeded) or not isinstance(error, EdgedError):
             self.failures += 1
             self.reason = str(error)
+
+    def cancelled(self, error: BaseException, now: float) -> None:
+        """Record a request that ended with an error after its client had cancelled it, or after the client's deadline.
+
+        The host then stops the request, so the error usually proves nothing. But clients may also give up because the
+        engine hangs. So such a request counts as failed if the first one was a minute ago, and none was answered since.
+        """
+        self._cancelled_at = min(self._cancelled_at, now)
+        if now - self._cancelled_at >= _SILENT_SECONDS:
+            self.failed(error)
 
     def missed(self, error: BaseException) -> None:
         """Record a failed probe."""

@@ -280,9 +280,13 @@ class Slot:
             if not isinstance(error, HostLost) and _is_divisible(batch):
                 self._retry_individually(session, batch, error)
                 return
-            session.health.failed(error)
+            now = time.monotonic()
+            if any(work.is_wanted for work in batch.works):
+                session.health.failed(error)
+            else:
+                session.health.cancelled(error, now)
             if isinstance(error, NotFinite):
-                self.finite.answered(error.outputs, time.monotonic())
+                self.finite.answered(error.outputs, now)
             if not isinstance(error, EdgedError):  # a bug: a link fails jobs only with EdgedErrors
                 raise error
             for work in batch.works:

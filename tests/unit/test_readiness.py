@@ -126,6 +126,16 @@ def test_readiness_ignores_invalid_requests() -> None:
     assert found.is_suspect
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_readiness_cancelled_requests_count_only_if_nothing_is_answered_for_a_minute(answers: bool) -> None:
+    found = SessionHealth()
+    for second in range(100):
+        found.cancelled(WRONG, 1000.0 + second)
+        if answers and second == 50:
+            found.answered(1000.0 + second)
+        assert found.is_suspect is (second >= 62 and not answers)
+
+
 @pytest.mark.parametrize(("strict", "ready"), [(True, False), (False, True)])
 def test_server_is_ready_if_every_servable_model_is_ready(strict: bool, ready: bool) -> None:
     settings = Health(strict_readiness=strict)

@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from edged.backends.profile import Profile
-from edged.errors import EngineUnusable, HostLost, NotReady, OutOfMemory, Overloaded, TooLarge
+from edged.errors import DeadlineExceeded, EngineUnusable, HostLost, NotReady, OutOfMemory, Overloaded, TooLarge
 from edged.models.triton_config import QueuePolicy
 from edged.serving.schedule import Batching, TensorBatching
 from edged.serving.session import ServingSession
@@ -179,6 +179,27 @@ async def test_slot_job_is_abandoned_when_its_last_client_cancels() -> None:
     link.fail(EngineUnusable("it was stopped"))
     await link.drain()
     assert (link.abandoned, echoed(second), link.arena.taken) == ([job], b"2", 0)
+
+
+@pytest.mark.parametrize(
+    "error", [EngineUnusable("it was stopped while it ran"), DeadlineExceeded("it was stopped before it ran")]
+)
+@pytest.mark.parametrize("cancels", [True, False])
+async def test_slot_engine_is_suspect_after_failed_but_not_after_cancelled_requests(
+    error: Exception, cancels: bool
+) -> None:
+    slot, link = Slot("m"), FakeLink()
+    session = link.session()
+    slot.install(session)
+    for _ in range(5):
+        (work,) = push(slot, b"1")
+        if cancels:
+            work.future.cancel()
+            await turn()
+        link.fail(error)
+        await turn()
+        assert work.future.cancelled() or work.future.exception() is error
+    assert session.health.is_suspect is not cancels
 
 
 @pytest.mark.parametrize(
