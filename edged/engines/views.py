@@ -147,8 +147,12 @@ def cost(
 ) -> float | None:
     """Return the time of one inference divided by the reference's, times `LEAST_GAIN` for a lower precision that the
     settings do not name. Use the timing with this `parallelism`. If `parallelism` is None, use the timing that is best
-    for latency, or for throughput if the model is busy. Return None if there is no timing."""
+    for latency, or for throughput if the model is busy. Return None if there is no timing, but 1 for a reference, so
+    that no slower engine replaces it. A reference may remain untimed, for example if its answers vary from run to
+    run."""
     speeds = engine.record.speeds if engine.record is not None else ()
+    if not speeds and engine.recipe.is_reference:
+        return 1.0
     costs = [each.cost(is_busy=is_busy) for each in speeds if parallelism in (None, each.parallelism)]
     if not costs:
         return None

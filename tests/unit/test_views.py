@@ -58,3 +58,21 @@ async def test_actual_model_being_read_and_served_needs_no_action(tmp_path: Path
     assert reconcile(actual(Store(tmp_path), [planned]), 1000.0, set()) == []
     assert planned.reading is not None
     planned.reading.cancel()
+
+
+@pytest.mark.parametrize(
+    ("cost", "serves", "opened"), [(0.5, True, BUILT), (5.0, True, None), (0.5, False, BUILT), (5.0, False, REFERENCE)]
+)
+def test_actual_untimed_reference_gives_way_only_to_a_faster_engine(
+    tmp_path: Path, cost: float, serves: bool, opened: Recipe | None
+) -> None:
+    planned = planned_model()
+    planned.model = model()
+    reference, built = (PlannedEngine(key_of(planned.model, recipe), recipe) for recipe in (REFERENCE, BUILT))
+    reference.adopt(record_of(reference.key, REFERENCE, accepted=False))  # its answers vary, so it is not timed
+    built.adopt(record_of(built.key, BUILT, cost=cost))
+    planned.engines = {each.digest: each for each in (built, reference)}
+    if serves:
+        serve(planned, reference.digest)
+    actions = reconcile(actual(Store(tmp_path), [planned]), 1000.0, set())
+    assert actions == [Open("m", each.digest) for each in (built, reference) if each.recipe == opened]
