@@ -47,6 +47,8 @@ def main() -> None:
         message = decoder.decode(payload)
         if isinstance(message, m.Watch) and message.fps:
             send(m.Picture(f"{message.fps:g} {message.width}".encode(), 1.0))
+        elif isinstance(message, m.Removed):
+            send(m.Happened("free", "removed"))
 
 
 if __name__ == "__main__":

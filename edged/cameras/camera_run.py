@@ -61,12 +61,14 @@ class CameraRun:
         self._is_renewed = False  # whether `_renew` ended the last process, and the camera has given no frame since
         self._task = tasks.keep(f"camera {name}", self._run)
 
-    async def stop(self) -> None:
+    async def stop(self, *, is_removed: bool = False) -> None:
         """Ask the process to stop, and kill it if it does not stop in time. A process that hangs in a driver cannot be
-        killed, and continues to run."""
+        killed, and continues to run. `is_removed`: the camera was removed."""
         self._ending.set()
         if self._process is not None:
             self._is_asked = True
+            if is_removed:
+                self._process.send(m.Removed())
             self._process.ask_to_stop()
             await asyncio.wait({self._task}, timeout=self._limits.stop)
         if self._process is not None:

@@ -140,12 +140,13 @@ class CameraSupervisor:
 
     async def _apply(self) -> None:
         """Start and stop processes so that they match the definitions."""
-        wanted = {name: each.camera for name, each in self._definitions.all().items() if each.camera.enabled}
+        known = self._definitions.all()
+        wanted = {name: each.camera for name, each in known.items() if each.camera.enabled}
         wanted = wanted if self._listen else {}
         if wanted and not self._target and self._listen:
             self._target = await self._listen()
         ended = [name for name, run in self._runs.items() if wanted.get(name) != run.camera]
-        await asyncio.gather(*(self._runs.pop(name).stop() for name in ended))
+        await asyncio.gather(*(self._runs.pop(name).stop(is_removed=name not in known) for name in ended))
         for name, camera in wanted.items():
             if name not in self._runs:
                 self._runs[name] = CameraRun(

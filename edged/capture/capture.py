@@ -106,6 +106,10 @@ class Capture:
         """Publish a language model's description of the camera's picture."""
         self._outputs.publish_description(described.rule, described.text, described.unix_s)
 
+    def forget(self) -> None:
+        """Let `stop` remove what the outputs announced, because the camera was removed."""
+        self._outputs.forget()
+
     def stop(self) -> None:
         """End the stream, and close the outputs."""
         self._stopped.set()

@@ -55,6 +55,8 @@ def run(requests: BinaryIO, output: BinaryIO) -> int:
             capture.watch(message)
         elif isinstance(message, m.Description):
             capture.describe(message)
+        elif isinstance(message, m.Removed):
+            capture.forget()
     capture.stop()
     return 0
 

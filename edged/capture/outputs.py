@@ -107,6 +107,12 @@ class Outputs:
         if mqtt is not None and isinstance(mqtt.sink, Mqtt):
             mqtt.sink.publish_description(rule, text, unix_s)
 
+    def forget(self) -> None:
+        """Let `close` remove the camera's entities from Home Assistant, if the MQTT sink is open."""
+        mqtt = self._managed.get("mqtt")
+        if mqtt is not None and isinstance(mqtt.sink, Mqtt):
+            mqtt.sink.forget()
+
     def zones(self) -> dict[str, ZoneState]:
         return self._watch.zones()
 

@@ -42,7 +42,11 @@ class Description(msgspec.Struct, frozen=True, tag=True):
     unix_s: float
 
 
-ToCapture = Begin | Watch | Description
+class Removed(msgspec.Struct, frozen=True, tag=True):
+    """The camera was removed. Sent before the process is asked to stop, so that outputs remove what they announced."""
+
+
+ToCapture = Begin | Watch | Description | Removed
 
 
 class State(str, enum.Enum):

@@ -136,6 +136,16 @@ def test_commands_add_change_and_remove(box: CameraBox) -> None:
         client.remove_camera("hall")
 
 
+def test_removed_camera_leaves_no_entities_at_the_broker(box: CameraBox, broker: Broker) -> None:
+    url = f"mqtt://127.0.0.1:{broker.port}/edged"
+    box.api.add_camera("attic", {"source": "scene:7", "model": "shapes", "max_fps": "5", "sinks.mqtt": url})
+    broker.wait_for("edged/attic/result", seconds=60)
+    assert any("_attic/detected" in topic for topic in broker.retained)
+    box.api.remove_camera("attic")
+    broker.wait_for("edged/attic/availability", b"offline")
+    assert not [topic for topic in broker.retained if topic.startswith("homeassistant/") and "_attic/" in topic]
+
+
 def test_snapshots_of_a_camera_that_writes_no_other_files(box: CameraBox) -> None:
     box.api.add_camera("porch", {"source": "scene:7", "model": "shapes", "max_fps": "5", "events.snapshots": "true"})
     box.until(lambda: any((box.state / "events" / "porch").glob("*_any.jpg")))

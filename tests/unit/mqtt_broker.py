@@ -1,4 +1,4 @@
-"""A small broker on the loopback for clients that only publish: MQTT 3.1.1 (OASIS standard, 3.1 to 3.14).
+"""A small broker on the loopback: MQTT 3.1.1 (OASIS standard, 3.1 to 3.14). Subscribers get messages with QoS 0.
 
 It records published and retained messages, and publishes the will of a client that leaves without a DISCONNECT.
 """
@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-_CONNECT, _PUBLISH, _PINGREQ, _DISCONNECT = 1, 3, 12, 14
+_CONNECT, _PUBLISH, _SUBSCRIBE, _PINGREQ, _DISCONNECT = 1, 3, 8, 12, 14
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Broker:
         self.stalled, self._over = threading.Event(), threading.Event()
         self._refuse = refuse
         self._connections: list[socket.socket] = []
+        self._subscribed: list[tuple[socket.socket, str]] = []
+        self._sending = threading.Lock()
         self._socket = socket.create_server(("127.0.0.1", port))
         self.port: int = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -87,8 +89,10 @@ class Broker:
                         connection.sendall(bytes([0x20, 2, 0, self._refuse]))
                     elif kind == _PUBLISH:
                         self._on_publish(connection, flags, body)
+                    elif kind == _SUBSCRIBE:
+                        self._on_subscribe(connection, body)
                     elif kind == _PINGREQ:
-                        connection.sendall(b"\xd0\0")
+                        self._send(connection, b"\xd0\0")
                     elif kind == _DISCONNECT:
                         will = None
                         return
@@ -118,14 +122,48 @@ class Broker:
         topic, at = _text(body, 0)
         qos = (flags >> 1) & 3
         if qos:
-            connection.sendall(b"\x40\x02" + body[at : at + 2])
+            self._send(connection, b"\x40\x02" + body[at : at + 2])
             at += 2
         self._keep(Published(topic.decode(), body[at:], qos, bool(flags & 1)))
 
+    def _on_subscribe(self, connection: socket.socket, body: bytes) -> None:
+        """Accept a subscription to one topic filter, and send the retained messages."""
+        wanted = _text(body, 2)[0].decode()
+        self._subscribed.append((connection, wanted))
+        self._send(connection, b"\x90\x03" + body[:2] + b"\0")
+        for topic, payload in list(self.retained.items()):
+            if _matches(wanted, topic):
+                self._send(connection, _packed(topic, payload, retain=True))
+
+    def _send(self, connection: socket.socket, data: bytes) -> None:
+        with self._sending:
+            connection.sendall(data)
+
     def _keep(self, message: Published) -> None:
         self.published.append(message)
-        if message.retain:
+        if message.retain and message.payload:
             self.retained[message.topic] = message.payload
+        elif message.retain:
+            self.retained.pop(message.topic, None)
+        for connection, wanted in list(self._subscribed):
+            if _matches(wanted, message.topic):
+                with contextlib.suppress(OSError):  # the subscriber has gone
+                    self._send(connection, _packed(message.topic, message.payload))
+
+
+def _matches(wanted: str, topic: str) -> bool:
+    """Whether a topic matches a filter, which may have the sign for any level (+)."""
+    levels, parts = wanted.split("/"), topic.split("/")
+    return len(levels) == len(parts) and all(a in ("+", b) for a, b in zip(levels, parts, strict=True))
+
+
+def _packed(topic: str, payload: bytes, *, retain: bool = False) -> bytes:
+    body, size = len(topic).to_bytes(2, "big") + topic.encode() + payload, b""
+    left = len(body)
+    while left or not size:
+        size += bytes([left % 128 + 128 * (left >= 128)])
+        left //= 128
+    return bytes([_PUBLISH << 4 | retain]) + size + body
 
 
 def _length(reader: object) -> int:

@@ -300,6 +300,27 @@ async def test_zone_that_becomes_occupied_emits_an_event(tmp_path: Path) -> None
     assert seen == [ZoneChanged("hall", "door", True, "door.jpg")]
 
 
+async def test_process_is_told_if_its_camera_was_removed_but_not_if_it_ends_for_another_reason(tmp_path: Path) -> None:
+    seen: list[str] = []
+    async with supervised(tmp_path, hall=camera("streaming"), yard=camera("streaming")) as (supervisor, events):
+        events.hearers.append(
+            lambda event: seen.append(event.what.camera) if isinstance(event.what, ZoneChanged) else None
+        )
+        await supervisor.add("gate", {"source": "streaming", "model": "m"})
+        for name in ("hall", "yard", "gate"):
+            await reaches(supervisor, name, State.STREAMING)
+        await supervisor.reconfigure({"hall": camera("streaming", max_fps=5), "yard": camera("x", enabled=False)})
+        await reaches(supervisor, "hall", State.STREAMING)
+        assert seen == []
+        await supervisor.remove("gate")
+        assert seen == ["gate"]
+        await supervisor.reconfigure({"yard": camera("x", enabled=False)})
+        assert seen == ["gate", "hall"]
+        await supervisor.add("gate", {"source": "streaming", "model": "m"})
+        await reaches(supervisor, "gate", State.STREAMING)
+    assert seen == ["gate", "hall"]
+
+
 def test_camera_alarms_of_a_dark_or_frozen_picture() -> None:
     hall = camera("x", dark_seconds=10, frozen_seconds=20)
 

@@ -14,7 +14,7 @@ import pytest
 
 from edged.client.result import Detection, Result, Timings
 from edged.client.sinks import Answered, Mqtt
-from edged.client.sinks.mqtt import Settings, Topics, broker, slug
+from edged.client.sinks.mqtt import Crossings, Place, Settings, Topics, broker, slug
 from edged.errors import InvalidInput, NotFound, Unsupported
 from edged.vision.content import Anomaly, ClassMap, Content, Depth, Embedding, Text, ValueMap
 from tests.unit.mqtt_broker import Broker
@@ -134,6 +134,50 @@ def test_mqtt_discovery_off_publishes_no_entities() -> None:
         at.wait_for("site/one/hall/result")
         sink.close()
     assert not [message for message in at.published if "config" in message.topic]
+
+
+def entities(at: Broker) -> set[str]:
+    return {topic.split("/", 2)[2] for topic in at.retained if topic.startswith("homeassistant/")}
+
+
+def test_mqtt_entities_of_former_zones_and_lines_are_removed() -> None:
+    free, none = Place(False, {}), Crossings(0, 0)
+    with Broker() as at:
+        other = "homeassistant/sensor/edged_box_yard/zone_door_objects/config"
+        at.retained[other] = b"{}"
+        for zones, lines in (({"door": free, "bed": free}, {"gate": none}), ({"bed": free}, {})):
+            sink = connect(at)
+            sink.on_answer(answered("person", "zone_x"))
+            sink.publish_places(zones, lines)
+            at.wait_for("site/one/hall/zone/bed")
+            at.wait_for("site/one/hall/result")
+            sink.close()
+            at.published.clear()
+        sink = connect(at)
+        sink.publish_places({"bed": free}, {})
+
+        def is_clean() -> bool:
+            sink.publish_places({"bed": free}, {})
+            return not any("door" in topic or "gate" in topic for topic in entities(at) if "yard" not in topic)
+
+        wait(is_clean)
+        wanted = {"detected", "objects", "count_person", "count_zone_x", "zone_bed", "zone_bed_objects"}
+        assert entities(at) == {f"edged_box_hall/{each}/config" for each in wanted} | {other.split("/", 2)[2]}
+        sink.close()
+
+
+def test_mqtt_entities_of_a_removed_camera_are_removed() -> None:
+    with Broker() as at:
+        at.retained["homeassistant/sensor/edged_box_yard/objects/config"] = b"{}"
+        at.retained["homeassistant/sensor/edged_box_hall/count_cat/config"] = b"{}"  # of an earlier process
+        sink = connect(at)
+        sink.on_answer(answered("person"))
+        at.wait_for("site/one/hall/result")
+        sink.on_answer(answered("dog"))
+        sink.forget()
+        sink.close()
+        wait(lambda: at.retained["site/one/hall/availability"] == b"offline")
+        assert entities(at) == {"edged_box_yard/objects/config"}
 
 
 def test_mqtt_rate_limits_results_and_close_publishes_last_state() -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -78,6 +78,8 @@ class Mqtt(Sink):
         self._has_text_entity = False
         self._places: dict[tuple[str, str], Place | Crossings] = {}
         self._published_places: dict[tuple[str, str], Place | Crossings] = {}
+        self._entities: set[str] = set()  # topics of the entities that the broker has, also of earlier processes
+        self._is_removed = False
         self._sent: deque[Any] = deque()
         self._publishing = threading.Lock()
         self._client: Any = paho.Client(paho.CallbackAPIVersion.VERSION2, clean_session=True)
@@ -90,6 +92,7 @@ class Mqtt(Sink):
         self._client.max_queued_messages_set(_IN_FLIGHT + _CLASSES)
         self._client.reconnect_delay_set(1, 60)
         self._client.on_connect = self._on_connect
+        self._client.on_message = self._on_entity
         self._client.on_disconnect = self._on_disconnect
         self._client.on_connect_fail = lambda *_: _log.warning("broker %s does not answer; trying again", self.name)
         self._client.connect_async(broker.host, broker.port)
@@ -101,7 +104,8 @@ class Mqtt(Sink):
         return bool(self._client.is_connected())
 
     def publish_places(self, zones: Mapping[str, Place], lines: Mapping[str, Crossings]) -> None:
-        """Publish the changed states of zones and lines. Each zone and line has its own entities."""
+        """Publish the changed states of all zones and lines. Each zone and line has its own entities. Remove the
+        entities of zones and lines that an earlier process published and that do not exist any more."""
         with self._publishing:
             self._places = {
                 **{("zone", name): zone for name, zone in zones.items()},
@@ -109,6 +113,7 @@ class Mqtt(Sink):
             }
             if self._client.is_connected():
                 self._publish_places()
+                self._remove_entities(self._topics.former_places(self._entities, self._places))
 
     def publish_absence(self) -> None:
         """Publish that the camera sees nothing, because it gives no frames or gets no answers."""
@@ -140,12 +145,19 @@ class Mqtt(Sink):
             self._publish_text()
             self._publish(self._topics.whole(result, self._maps), qos=0)
 
+    def forget(self) -> None:
+        """Let `close` remove all entities of the camera, because the camera was removed."""
+        self._is_removed = True
+
     def close(self) -> None:
         """Publish the last counts, text and `offline`, wait up to 2 seconds until they are sent, and disconnect."""
         if self._client.is_connected():
             with self._publishing:
-                self._publish_counts()
-                self._publish_text()
+                if self._is_removed:
+                    self._remove_entities(self._entities)
+                else:
+                    self._publish_counts()
+                    self._publish_text()
                 self._publish(self._topics.available(False))
             with contextlib.suppress(RuntimeError, ValueError):  # without a connection the will message reports offline
                 self._sent[-1].wait_for_publish(_LAST_WORDS_S)
@@ -193,8 +205,14 @@ class Mqtt(Sink):
             self._publish(self._topics.place(*key, state))
             self._published_places[key] = state
 
+    def _remove_entities(self, topics: Set[str]) -> None:
+        self._publish(*(Message(topic, b"", retain=True) for topic in sorted(topics)))
+        self._entities -= topics
+
     def _publish(self, *messages: Message, qos: int = _AT_LEAST_ONCE) -> None:
         for each in messages:
+            if isinstance(each, Entity):
+                self._entities.add(each.topic)
             self._sent.append(self._client.publish(each.topic, each.payload, qos=qos, retain=each.retain))
 
     def _has_room(self) -> bool:
@@ -210,6 +228,9 @@ class Mqtt(Sink):
             _log.warning("broker %s refuses the connection: %s", self.name, reason)
             return
         with self._publishing:
+            self._entities = set()
+            if self._topics.entities:
+                self._client.subscribe(self._topics.entities, qos=_AT_LEAST_ONCE)
             self._publish(*self._topics.camera_entities())
             for label in self._known:
                 self._publish(*self._topics.class_entity(label))
@@ -221,6 +242,14 @@ class Mqtt(Sink):
             self._sent.clear()
             self._published, self._published_readings, self._published_text = None, (), None
             self._has_text_entity = False
+
+    def _on_entity(self, _client: Any, _data: object, message: Any) -> None:
+        """Note an entity that the broker has. Runs in paho's thread."""
+        with self._publishing:
+            if message.payload:
+                self._entities.add(message.topic)
+            else:
+                self._entities.discard(message.topic)
 
     def _on_disconnect(self, _client: Any, _data: object, _flags: object, reason: Any, _properties: object) -> None:
         if reason.is_failure:
@@ -337,6 +366,10 @@ class Message(msgspec.Struct, frozen=True):
     retain: bool = False
 
 
+class Entity(Message, frozen=True):
+    """A message that announces an entity of Home Assistant."""
+
+
 class Place(msgspec.Struct, frozen=True):
     """The state of a zone: whether an object is in it, and the number of objects of each class."""
 
@@ -368,6 +401,17 @@ class Topics:
         self.availability, self.result = f"{base}/availability", f"{base}/result"
         self.detected, self.counts = f"{base}/detected", f"{base}/counts"
         self.readings, self.text = f"{base}/readings", f"{base}/text"
+
+    @property
+    def entities(self) -> str:
+        """The topic filter of all entities of the camera; empty if discovery is off."""
+        return f"{self._discovery}/+/{self._node}/+/config" if self._discovery else ""
+
+    def former_places(self, entities: Set[str], places: Iterable[tuple[str, str]]) -> set[str]:
+        """Return the topics of entities that belong to zones and lines other than `places` (kinds and names)."""
+        known = {message.topic for kind, name in places for message in self.place_entities(kind, name)}
+        kinds = f"/{self._node}/zone_", f"/{self._node}/line_"
+        return {topic for topic in entities if any(kind in topic for kind in kinds)} - known
 
     def available(self, online: bool) -> Message:
         return Message(self.availability, b"online" if online else b"offline", retain=True)
@@ -461,7 +505,7 @@ class Topics:
             return ()
         identity = f"{self._node}_{what}"
         whole = {**config, "unique_id": identity, "availability_topic": self.availability, "device": self._device}
-        return (Message(f"{self._discovery}/{component}/{self._node}/{what}/config", _json(whole), retain=True),)
+        return (Entity(f"{self._discovery}/{component}/{self._node}/{what}/config", _json(whole), retain=True),)
 
 
 def slug(text: str) -> str:
