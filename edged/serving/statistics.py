@@ -99,7 +99,8 @@ class Statistics:
         requests."""
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
-        batch = self.batches.setdefault(rows, BatchDuration())
+        if (batch := self.batches.get(rows)) is None:
+            batch = self.batches[rows] = BatchDuration()
         batch.compute_input.add(sum(times.decode_ms + times.prepare_ms for times in parts))
         batch.compute_infer.add(parts[0].infer_ms)
         batch.compute_output.add(sum(times.postprocess_ms for times in parts))
