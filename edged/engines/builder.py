@@ -509,7 +509,11 @@ class Builder:
         return max([*kin, weights + weights // 2])
 
     def _within(self, most: int) -> Limits:
-        return msgspec.structs.replace(self._limits, disk_mb=max(1, most >> 20)) if most else self._limits
+        """Return the limits of a build that may write `most` bytes; 0 for no limit except build.disk_mb."""
+        if not most:
+            return self._limits
+        most_mb = max(1, most >> 20)
+        return msgspec.structs.replace(self._limits, disk_mb=min(most_mb, self._limits.disk_mb or most_mb))
 
     def _keep(self, inspection: Inspection) -> None:
         sealed.write(self._read_place(inspection.graph_digest), inspection)

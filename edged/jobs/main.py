@@ -90,11 +90,7 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
         reporter.fail(MemoryError.__name__, "")
     except Exception as error:
         if _is_too_large(error) or _was_cut_off(job, disk_mb):
-            reason = (
-                f"the child process wrote a file larger than its limit of {disk_mb} MiB; free some space, or"
-                " raise engines.budget_mb or build.disk_mb"
-            )
-            reporter.fail("BuildFailed", reason)
+            reporter.fail("BuildFailed", _explain_limit(job, disk_mb))
         elif (fault := tasks.find_disk_fault(job, error)) is not None:
             reporter.fail(type(fault).__name__, str(fault))
         elif isinstance(error, EdgedError):
@@ -102,6 +98,18 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
         else:
             raise
     return _FAILED
+
+
+def _explain_limit(job: jobs.Job, disk_mb: int) -> str:
+    """Return the message for a file that exceeds the limit. It names the settings of the limit, if there are any."""
+    from edged.ipc import job_messages as jobs
+
+    reason = f"the child process wrote a file larger than its limit of {disk_mb} MiB"
+    if isinstance(job, jobs.Build):
+        return f"{reason}; if build.disk_mb is {disk_mb}, raise it; otherwise free space or raise engines.budget_mb"
+    if isinstance(job, jobs.MakeGolden | jobs.Verify):
+        return f"{reason}; raise build.disk_mb"
+    return reason
 
 
 def _is_too_large(error: BaseException | None) -> bool:

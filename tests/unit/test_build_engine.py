@@ -14,11 +14,12 @@ from edged.backends import registry
 from edged.backends.contract import REFERENCE, Recipe
 from edged.config.child_limits import Limits
 from edged.device.fingerprint import Fingerprint
+from edged.engines import builder as builder_module
 from edged.engines.admission import admit, examine
 from edged.engines.builder import Builder, Task
 from edged.engines.desired import candidates, reference_recipe
-from edged.errors import EngineUnusable, ModelRefused, OutOfSpace, Refused, Superseded
-from edged.ipc.job_messages import Progress
+from edged.errors import BuildFailed, EngineUnusable, ModelRefused, OutOfSpace, Refused, Superseded
+from edged.ipc.job_messages import Job, Progress
 from edged.jobs.inspect import inspect
 from edged.models.entries import plain_entry
 from edged.models.finding import Category, Reason
@@ -387,6 +388,25 @@ def test_make_without_space_builds_nothing(builder: Builder, store: Store, conv:
     with pytest.raises(OutOfSpace):
         run(builder.make(task(conv, ORT), ignore, none), 60)
     assert store.records() == {}
+
+
+@pytest.mark.parametrize(
+    ("disk_mb", "free", "limit_mb"), [(1, 5 << 20, 1), (5, 1 << 20, 1), (0, 3 << 20, 3), (5, 0, 5), (5, 100, 1)]
+)
+def test_make_file_limit_is_the_smaller_of_the_setting_and_the_free_space(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch, conv: Model, disk_mb: int, free: int, limit_mb: int
+) -> None:
+    builder.reconfigure(msgspec.structs.replace(LIMITS, disk_mb=disk_mb))
+
+    async def start(job: Job, answer: type[object], limits: Limits, **options: object) -> object:
+        raise BuildFailed(f"{limits.disk_mb} MiB")
+
+    async def reserve(need: int) -> int:
+        return free
+
+    monkeypatch.setattr(builder_module, "run", start)
+    with pytest.raises(BuildFailed, match=f"^{limit_mb} MiB$"):
+        run(builder.make_ahead(task(conv, ORT), "a box", "8.7", ignore, reserve), 60)
 
 
 @pytest.mark.long

@@ -274,9 +274,17 @@ def test_run_counts_shared_memory_once() -> None:
 def test_run_file_beyond_the_limit_is_a_failed_build(tmp_path: Path, write: str) -> None:
     command = working(f"file = job.out + '/engine'\n{write}")
     job = jobs.Build(ORDER, str(tmp_path), TENSORS)
-    with pytest.raises(BuildFailed, match="wrote a file larger than its limit of 1 MiB; free some space, or"):
+    with pytest.raises(BuildFailed, match=r"its limit of 1 MiB; if build\.disk_mb is 1"):
         run(child.run(job, jobs.Done, Limits(seconds=30, disk_mb=1), command=command))
     assert run(child.run(job, jobs.Done, Limits(seconds=30, disk_mb=3), command=command)) == jobs.Done()
+
+
+def test_run_file_beyond_a_fixed_limit_names_no_setting(tmp_path: Path) -> None:
+    command = working("open(job.out + '/0.jpg', 'wb').write(bytes(2 << 20))")
+    with pytest.raises(BuildFailed) as raised:
+        run(child.run(jobs.Sift(str(tmp_path), ()), jobs.Done, Limits(seconds=30, disk_mb=1), command=command))
+    assert "its limit of 1 MiB" in str(raised.value)
+    assert "build.disk_mb" not in str(raised.value)
 
 
 # -- processes of the child -----------------------------------------------------------------------------------------
