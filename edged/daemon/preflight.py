@@ -138,13 +138,11 @@ def _addresses(config: Config) -> Iterator[tuple[Path, str, Callable[[str], _Pla
     """Yield every address with its key and the function that parses it."""
     for index, address in enumerate(locations.addresses(config)):
         yield (f"listen[{index}]",) if config.listen else _DEFAULT, address, lambda address: _grpc(address, config)
-    for key, address in (
-        ("http", config.http.listen),
-        ("metrics", config.metrics.listen),
-        ("page", config.page.listen),
-    ):
+    for key, address in (("http", config.http.listen), ("metrics", config.metrics.listen)):
         if address:
             yield (key, "listen"), address, lambda address: _socket(address, address in config.access.unencrypted)
+    if config.page.listen:
+        yield ("page", "listen"), config.page.listen, lambda address: _page(address, config)
     if config.frigate is not None:
         remote = config.frigate.allow_remote
         yield (
@@ -162,6 +160,12 @@ def _grpc(address: str, config: Config) -> _Place:
     """Parse an address for gRPC. An address that other machines can reach must be secured."""
     policy.listener_policy(address, config.access, config.tls)
     return _socket(address, allow_remote=True)
+
+
+def _page(address: str, config: Config) -> _Place:
+    """Parse the address of the page. An address that other machines can reach must have TLS."""
+    policy.page_policy(address, config.access, config.tls)
+    return tcp_address(address, allow_remote=True)
 
 
 def _socket(address: str, allow_remote: bool = False) -> _Place:

@@ -72,6 +72,16 @@ def test_listener_policy_without_tls_is_of_the_named_address_only_and_never_for_
         policy.require_known(Access(unencrypted=("0.0.0.0:3",)), NO_TLS, ["0.0.0.0:1"])
 
 
+def test_page_policy_of_a_remote_address_needs_tls_even_if_unencrypted_addresses_are_allowed() -> None:
+    access = Access(unencrypted=("0.0.0.0:1",))
+    with pytest.raises(ConfigError, match="without TLS"):
+        policy.page_policy("0.0.0.0:1", access, NO_TLS)
+    assert policy.page_policy("0.0.0.0:1", access, TLS).has_tls
+    assert policy.page_policy("localhost:1", access, NO_TLS).is_local
+    with pytest.raises(ConfigError, match="unix socket"):
+        policy.page_policy("unix:/mine.sock", access, NO_TLS)
+
+
 @pytest.mark.parametrize(
     ("address", "tls", "asks"), [("0.0.0.0:1", MTLS, True), ("0.0.0.0:2", MTLS, False), ("0.0.0.0:1", TLS, False)]
 )

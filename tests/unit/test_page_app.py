@@ -1,4 +1,4 @@
-"""Videos of the page: the viewer leaves or may no longer watch, the camera has no pictures or fails."""
+"""The page's address, and its videos: the viewer leaves or may no longer watch, the camera has no pictures or fails."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 
 from edged.api.auth.guard import Guard
 from edged.api.page.app import PageApp
-from edged.config import Access, Tls
-from edged.errors import NotReady
+from edged.api.page.listener import PageListener
+from edged.config import Access, Page, Tls
+from edged.errors import ConfigError, NotReady
 from edged.proto import operations_pb2 as pb
 from tests.waiting import until
 
@@ -126,3 +127,12 @@ async def test_video_of_a_viewer_without_the_role_ends(tmp_path: Path, pictures:
     assert viewer.status == (200 if pictures else 403)
     assert [each["type"] for each in viewer.sent].count("http.response.start") == 1
     assert not viewer.sent[-1].get("more_body")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "unix:/tmp/edged-page"])
+async def test_page_that_may_not_listen_at_an_address_does_not_start(tmp_path: Path, address: str) -> None:
+    guard = Guard(Access(unencrypted=("0.0.0.0:0",)), Tls(), tmp_path)
+    listener = PageListener(Page(listen=address), cast(Any, None), cast(Any, None), guard)
+    with pytest.raises(ConfigError):
+        await listener.start()
+    assert listener.address == ""

@@ -79,6 +79,12 @@ def test_preflight_accepts_a_valid_configuration(tmp_path: Path) -> None:
         ),
         ({"http": {"listen": "0.0.0.0:5"}}, "http.listen", "reachable from other machines"),
         ({"page": {"listen": "x"}}, "page.listen", "neither unix:PATH nor HOST:PORT"),
+        ({"page": {"listen": "unix:/tmp/edged-page"}}, "page.listen", "is a unix socket"),
+        (
+            {"page": {"listen": "0.0.0.0:5"}, "access": {"unencrypted": ["0.0.0.0:5"]}},
+            "page.listen",
+            "reachable from other machines without TLS; set [tls]",
+        ),
         (
             {"http": {"listen": "localhost:5"}, "page": {"listen": "localhost:5"}},
             "page.listen",
@@ -111,9 +117,13 @@ def test_preflight_rejects_an_unusable_configuration(config: dict[str, Any], key
     assert words in problems[key]
 
 
-def test_preflight_accepts_a_remote_address_with_valid_certificates(tmp_path: Path) -> None:
+def test_preflight_accepts_remote_addresses_with_valid_certificates(tmp_path: Path) -> None:
     certificate, key = Authority(tmp_path).sign("box", "DNS:box")
-    config: dict[str, Any] = {"listen": ["0.0.0.0:1"], "tls": {"certificate": str(certificate), "key": str(key)}}
+    config: dict[str, Any] = {
+        "listen": ["0.0.0.0:1"],
+        "page": {"listen": "0.0.0.0:2"},
+        "tls": {"certificate": str(certificate), "key": str(key)},
+    }
     assert found(config) == {}
     other = Authority(tmp_path, "other").sign("another")[1]
     config["tls"]["key"] = str(other)

@@ -107,6 +107,14 @@ def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str,
     )
 
 
+def page_policy(address: str, access: Access, tls: Tls) -> ListenerPolicy:
+    """Return the policy of the page's address. `access.unencrypted` does not apply to the page, because browsers sign
+    in there with tokens. Raises ConfigError like `listener_policy`, and for a unix socket."""
+    if address.startswith("unix:"):
+        raise ConfigError(f"page.listen {address!r} is a unix socket, which browsers cannot open; use localhost:PORT")
+    return listener_policy(address, msgspec.structs.replace(access, unencrypted=()), tls)
+
+
 def require_known(access: Access, tls: Tls, addresses: Iterable[str], without_roles: Iterable[str] = ()) -> None:
     """Raise ConfigError if the access rules name an address at which the daemon does not listen: a typo could leave
     another address more open than intended. `without_roles` are addresses whose callers need no role. `access.grants`

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from edged.api.auth.guard import Guard
+from edged.api.auth.policy import page_policy
 from edged.api.endpoints.address import listening_sockets, tcp_address
 from edged.api.grpc.operations import OperationsService
 from edged.api.http.server import Server
@@ -28,7 +29,7 @@ class PageListener:
 
     async def start(self) -> None:
         """Start to answer. Raises ConfigError."""
-        policy = self._guard.listener(self._listen)
+        policy = page_policy(self._listen, self._guard.access, self._guard.tls)
         host, port = tcp_address(self._listen, allow_remote=True)
         feed = Feed(self._controller, self._operations)
         app = PageApp(self._guard, self._listen, feed, self._operations, PageFiles())
