@@ -80,16 +80,16 @@ def memory_limit(root: Root) -> Check:
     """Check the memory limit of this process's cgroup, and whether the kernel killed processes because of it."""
     limit = system.probe(root).get("memory.limit_mb")
     raise_it = "raise MemoryMax of the unit, or the container's --memory"
+    used, limit_mb = _used_mb(root), int(limit or 0)
+    if limit is not None and used > _FULL * limit_mb:
+        return wrong(Name.MEMORY_LIMIT, f"{used} of the {limit_mb} MiB that the cgroup allows are used", raise_it)
     events = system.cgroup_text(root, "memory", "memory.events", "memory.oom_control") or ""
     killed = re.search(r"^oom_kill ([1-9][0-9]{0,14})$", events, re.MULTILINE)
-    if killed:
+    if killed:  # perhaps long ago: the kernel counts until the cgroup is removed
         message = f"the kernel has killed {many(int(killed[1]), 'process')} in this cgroup because memory ran out"
         return warning(Name.MEMORY_LIMIT, message, f"{raise_it}, or lower build.memory_mb")
     if limit is None:
         return ok(Name.MEMORY_LIMIT, "no cgroup limits this process below the box's memory")
-    used, limit_mb = _used_mb(root), int(limit)
-    if used > _FULL * limit_mb:
-        return wrong(Name.MEMORY_LIMIT, f"{used} of the {limit_mb} MiB that the cgroup allows are used", raise_it)
     if limit_mb < _SMALL_LIMIT_MB:
         return warning(Name.MEMORY_LIMIT, f"the cgroup allows {limit_mb} MiB; a single build can need more", raise_it)
     return ok(Name.MEMORY_LIMIT, f"the cgroup allows {limit_mb} MiB of memory")

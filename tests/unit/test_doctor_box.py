@@ -318,6 +318,8 @@ def test_swap_check_has_its_result(tmp_path: Path, text: str, expected: str) -> 
         ({"memory.max": 2 << 30, "memory.current": 2047 << 20, "memory.stat": f"inactive_file {1024 << 20}"}, "ok"),
         ({"memory.events": "oom 3\noom_kill 2"}, "warning : the kernel has killed 2 processes"),
         ({"memory.events": "oom 3\noom_kill 0"}, "ok"),
+        ({"memory.events": "oom_kill 2", "memory.max": 2 << 30, "memory.current": 2047 << 20}, "wrong : 2047 of"),
+        ({"memory.events": "oom_kill 2", "memory.max": 2 << 30, "memory.current": 1 << 30}, "warning : the kernel has"),
     ],
 )
 def test_memory_limit_check_of_the_cgroup_has_its_result(
