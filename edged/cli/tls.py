@@ -88,7 +88,7 @@ def new(
 
 def make(folder: Path, name: str, addresses: Sequence[str], client: bool, days: int, force: bool) -> Made:
     """Make a certificate. Raises InvalidInput for an invalid name or folder, AlreadyExists if the certificate exists
-    and `force` is not set, NotFound if openssl is not installed, EdgedError if openssl fails."""
+    and `force` is not set, NotFound if the CA has no key or openssl is not installed, EdgedError if openssl fails."""
     names = tuple(dict.fromkeys((name, *addresses)))
     alternatives = ", ".join(map(_alternative, names))
     ca, certificate = folder / "ca.pem", folder / f"{name}.pem"
@@ -96,6 +96,11 @@ def make(folder: Path, name: str, addresses: Sequence[str], client: bool, days: 
         raise InvalidInput("the name 'ca' is reserved for the CA; choose another name")
     if certificate.exists() and not force:
         raise AlreadyExists(f"{certificate} already exists; use --force to replace it")
+    if ca.exists() and not ca.with_suffix(".key").exists():
+        raise NotFound(
+            f"{ca.with_suffix('.key')} is missing, and without this key the CA cannot sign certificates; restore the"
+            f" file, or remove {ca.name} for a new CA, and then make and copy all certificates again"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as place:

@@ -91,9 +91,12 @@ def test_failures_are_one_line_and_leave_nothing(tmp_path: Path, monkeypatch: py
         tls.make(tmp_path / "file" / "t", "box", (), client=False, days=10, force=False)
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "ca.pem").write_text("no certificate")
+    with pytest.raises(NotFound, match=r"ca\.key is missing"):
+        tls.make(tmp_path / "t", "box", (), client=False, days=10, force=False)
+    (tmp_path / "t" / "ca.key").write_text("no key")
     with pytest.raises(EdgedError, match="openssl x509 failed"):
         tls.make(tmp_path / "t", "box", (), client=False, days=10, force=False)
-    assert [each.name for each in (tmp_path / "t").iterdir()] == ["ca.pem"]
+    assert {each.name for each in (tmp_path / "t").iterdir()} == {"ca.pem", "ca.key"}
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NotFound, match="openssl"):
         tls.make(tmp_path / "new", "box", (), client=False, days=10, force=False)
