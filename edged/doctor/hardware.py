@@ -135,6 +135,9 @@ class User(msgspec.Struct, frozen=True):
         return cls(int(uids[1]), groups, user_name(int(uids[1])))
 
 
+_OWNER, _GROUP, _OTHERS = 6, 3, 0  # positions of their bits in a mode
+
+
 class Node(msgspec.Struct, frozen=True):
     """A device node with its owner and mode. `is_open` is set if the kernel allows this user to open it, for example by
     an ACL that the mode does not show."""
@@ -151,7 +154,23 @@ class Node(msgspec.Struct, frozen=True):
         """Whether the kernel's rules (path_resolution(7)) give a user the access that edged needs."""
         if self.is_open or user.uid == 0:
             return True
-        shift = 6 if user.uid == self.uid else 3 if self.gid in user.gids else 0
+        return self._allows(_OWNER if user.uid == self.uid else _GROUP if self.gid in user.gids else _OTHERS)
+
+    def remedy(self, user: User) -> str:
+        """Return how to give the access that edged needs to a user who lacks it. This is never membership in the group
+        root, which also gives access to other files."""
+        group = self.group
+        if self.gid == 0:
+            group = "render" if self.path.startswith(("dev/dri/", "dev/accel/")) else "video"
+        join = f"usermod -aG {group} {user.name}, or SupplementaryGroups={group} in the unit; then restart edged"
+        if self.gid != 0 and self.uid != user.uid and self._allows(_GROUP):
+            return join
+        if self.path.startswith("dev/nvidia"):  # nvidia-modprobe creates these nodes, without udev
+            options = f"NVreg_DeviceFileMode=0660 and NVreg_DeviceFileGID, the id of group {group}"
+            return f"set these options of the kernel module nvidia, and restart the box: {options}; then {join}"
+        return f'let a udev rule of the host set GROUP="{group}" and MODE="0660" for the node; then {join}'
+
+    def _allows(self, shift: int) -> bool:
         needed = _needed(self.path)
         return self.mode >> shift & needed == needed
 
@@ -182,11 +201,9 @@ def device_nodes(found: tuple[Node, ...], user: User, facts: Mapping[str, str]) 
     may open all."""
     closed = [node for node in found if not node.may_use(user)]
     for node in closed:
-        message = f"user {user.name} has no permission to use /{node.path}, which belongs to group {node.group}"
-        groups = f"usermod -aG {node.group} {user.name}, or SupplementaryGroups={node.group} in the unit"
-        yield (warning if node.is_camera else wrong)(
-            Name.DEVICE_NODES, message, f"{groups}; then restart edged", f"/{node.path}"
-        )
+        owned = f"belongs to group {node.group} and has mode {stat.S_IMODE(node.mode):04o}"
+        message = f"user {user.name} has no permission to use /{node.path}, which {owned}"
+        yield (warning if node.is_camera else wrong)(Name.DEVICE_NODES, message, node.remedy(user), f"/{node.path}")
     if "gpu.0.pci" in facts and not any(node.path.startswith("dev/nvidia") for node in found):
         yield wrong(
             Name.DEVICE_NODES,

@@ -163,7 +163,31 @@ def test_device_nodes_without_permission_names_the_group() -> None:
     camera = Node("dev/video0", 0o20660, 0, 105, "video", is_camera=True)
     closed, other = hardware.device_nodes((gpu, camera), CAMERA_USER, {})
     assert (closed.result, closed.subject, other.result) == (Result.WRONG, "/dev/dri/renderD128", Result.WARNING)
-    assert "usermod -aG render edge" in closed.remedy
+    assert closed.remedy.startswith("usermod -aG render edge")
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "gid", "group", "advised"),
+    [
+        (0o600, 0, 44, "video", "video"),  # the group has no access
+        (0o660, 0, 0, "root", "render"),
+        (0o600, 0, 0, "root", "render"),
+        (0o060, 1000, 104, "render", "render"),  # for the owner, only the owner's bits count
+    ],
+)
+def test_device_nodes_that_no_group_opens_need_a_udev_rule(
+    mode: int, uid: int, gid: int, group: str, advised: str
+) -> None:
+    node = Node("dev/dri/renderD128", 0o20000 | mode, uid, gid, group)
+    (closed,) = hardware.device_nodes((node,), CAMERA_USER, {})
+    assert f'GROUP="{advised}" and MODE="0660"' in closed.remedy
+    assert f"usermod -aG {advised} edge" in closed.remedy
+
+
+def test_device_nodes_of_the_nvidia_module_need_its_options() -> None:
+    (closed,) = hardware.device_nodes((Node("dev/nvidia0", 0o20660, 0, 0, "root"),), CAMERA_USER, {})
+    assert "NVreg_DeviceFileMode=0660" in closed.remedy
+    assert "usermod -aG video edge" in closed.remedy
 
 
 def test_nodes_are_found_below_a_root(tmp_path: Path) -> None:
