@@ -63,6 +63,7 @@ class Limit:
 
 Mode: TypeAlias = Literal["freshest", "every_frame"]
 
+_MOST_FPS = 1_000_000
 _WEIGHTS = (0.01, 100.0)
 _PRIORITIES = (-100, 100)
 
@@ -95,11 +96,10 @@ class StreamOptions(msgspec.Struct, frozen=True):
         """Return the options that a client set. A weight of 0 means 1. Raises InvalidInput if a value is out of
         range."""
         weight = weight or 1.0
-        if not 0 <= max_fps <= 1e6 or not 0 <= max_staleness < math.inf:  # the comparisons are false for NaN
-            raise InvalidInput(
-                f"max_fps={max_fps:g} or max_staleness={max_staleness:g} s is out of range; max_fps must be 0 to"
-                " 1000000, max_staleness 0 or more"
-            )
+        if not 0 <= max_fps <= _MOST_FPS:  # false for NaN
+            raise InvalidInput(f"max_fps={max_fps:g} must be between 0 (no limit) and {_MOST_FPS}")
+        if not 0 <= max_staleness < math.inf:  # clients send it as max_staleness_ms
+            raise InvalidInput(f"max_staleness_ms={max_staleness * 1e3:g} must be 0 (no limit) or more")
         if not _WEIGHTS[0] <= weight <= _WEIGHTS[1]:
             raise InvalidInput(f"weight={weight:g} must be between {_WEIGHTS[0]:g} and {_WEIGHTS[1]:g}")
         if not _PRIORITIES[0] <= priority <= _PRIORITIES[1]:

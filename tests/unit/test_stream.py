@@ -455,8 +455,11 @@ async def test_stream_invalid_camera_id_is_refused(camera: str) -> None:
     ids=str,
 )
 def test_stream_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput) as raised:
         StreamOptions.checked(**wrong)
+    (name,) = wrong
+    sent = {"max_staleness": "max_staleness_ms"}.get(name, name)  # the name of the field in a client's message
+    assert str(raised.value).startswith(f"{sent}=")
     assert StreamOptions.checked().share == Share()
 
 
