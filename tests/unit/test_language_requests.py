@@ -122,6 +122,15 @@ def test_check_regex_refuses_what_no_runtime_has(text: str) -> None:
         grammar.check_regex(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "remedy"), [("a{0}", "leave out"), ("a{0,0}", "leave out"), ("a{0,}", r"write \*"), ("a{5,3}", "at most")]
+)
+def test_check_regex_repetition_that_is_refused_has_its_remedy(text: str, remedy: str) -> None:
+    grammar.check_regex("a{0,5}")
+    with pytest.raises(InvalidInput, match=remedy):
+        grammar.check_regex(text)
+
+
 _LEAF: some.SearchStrategy[dict[str, Any]] = some.sampled_from(
     [
         {"type": "boolean"},

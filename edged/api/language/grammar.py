@@ -229,9 +229,12 @@ class _RegexCheck:
             if found is None:
                 raise self._wrong("a repetition is not {N}, {N,} or {N,M}")
             least, most = int(found[1]), int(found[3] or found[1])
-            if least > most or most > _MOST_COUNTED or not most:
+            if not most:
+                instead = "write *" if found[2] == "," else "leave out what it repeats"
+                raise self._wrong(f"the repetition {found[0]} is not supported; {instead}")
+            if least > most or most > _MOST_COUNTED:
                 raise self._wrong(
-                    f"the repetition {found[0]} must be of 1 to {_MOST_COUNTED} times, the smaller number first"
+                    f"the repetition {found[0]} must be of at most {_MOST_COUNTED} times, the smaller number first"
                 )
             self._place = found.end()
             size *= most
