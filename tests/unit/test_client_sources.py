@@ -83,6 +83,7 @@ def test_pictures_closed_source_ends(folder: Path) -> None:
         ("csi://left", InvalidInput, "csi://0"),
         ("shm://other", InvalidInput, "edged-"),
         ("ftp://me:secret@box/x", InvalidInput, "'ftp://box/x'"),
+        ("ftp://box/x", InvalidInput, "rtsp://, rtsps://, http://, https://, v4l2://, webcam:N, csi://, gst:, shm://"),
     ],
 )
 def test_open_source_invalid_address_raises(text: str, kind: type, words: str) -> None:

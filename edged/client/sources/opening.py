@@ -110,7 +110,7 @@ class Pictures(Source):
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".ts")
-_KINDS = "rtsp://, http://, v4l2://, csi://, gst:, shm://, scene: or a file"
+_KINDS = "rtsp://, rtsps://, http://, https://, v4l2://, webcam:N, csi://, gst:, shm://, scene: or a file"
 
 
 def open_source(
