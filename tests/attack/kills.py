@@ -186,7 +186,9 @@ def main() -> int:
         problems = [*seen.problems(arguments.longest), *left_behind(daemon)]
         print("\n".join(problems) or "no failure")
         if problems:
-            print(daemon.log.read_text()[-6000:], file=sys.stderr)
+            log = daemon.log.read_text(errors="replace")
+            begin = max(0, log.find("Traceback") - 500)
+            print(log[begin : begin + 4000] if begin else "", log[-6000:], sep="\n[...]\n", file=sys.stderr)
     return 1 if problems else 0
 
 
