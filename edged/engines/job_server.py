@@ -76,7 +76,8 @@ class JobProcess:
         """Kill the process if it still runs, and release its pid. Waits for its end: call this in a thread."""
         try:
             if not self.has_ended():
-                os.kill(self.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it ended with the server, and was reaped
+                    os.kill(self.pid, signal.SIGKILL)
                 end = time.monotonic() + _GONE_SECONDS
                 while not self.has_ended() and time.monotonic() < end:
                     time.sleep(_LOOK_SECONDS)

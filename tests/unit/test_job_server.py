@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from edged.confinement.rules import Reach
-from edged.engines.job_server import SERVER, JobServer
+from edged.engines.job_server import SERVER, JobProcess, JobServer
 from tests.waiting import children, descriptors, is_running, run, until
 
 ARGUMENTS = ("1024", "1024", "0", Reach("off").argument())
@@ -207,6 +207,23 @@ async def test_killed_server_takes_its_children_with_it_and_another_one_starts(s
         os.kill(pid_of(server), signal.SIGKILL)
         await until(child.has_ended, "the end of the child")
         assert await output(server, "print(1)") == "1\n"
+    assert child.returncode == -signal.SIGKILL
+
+
+async def test_child_that_vanishes_while_it_is_closed_is_no_error(server: JobServer) -> None:
+    """If the server is killed, another process reaps its children, perhaps just before `close` kills the child."""
+
+    class Seen(JobProcess):
+        def has_ended(self) -> bool:
+            os.kill(pid_of(server), signal.SIGKILL)
+            while os.path.exists(f"/proc/{self.pid}"):
+                time.sleep(0.01)
+            vars(self)["has_ended"] = super().has_ended
+            return False
+
+    async with server.child(b"nonsense", ARGUMENTS) as child:
+        assert child.stderr.read()
+        child.__class__ = Seen
     assert child.returncode == -signal.SIGKILL
 
 
