@@ -39,7 +39,8 @@ class MallocTrimmer:
         return self._again >= 0
 
     def trimmed(self, resident: int) -> None:
-        """Record the resident memory, in bytes, after trimming. This memory is in use, or cannot be returned."""
+        """Record the resident memory, in bytes, after trimming. The process uses this memory, or glibc cannot return it
+        to the kernel."""
         self._lowest = resident
 
 

@@ -64,8 +64,8 @@ class Identity(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, root: Root, folders: Iterable[Path] = (), hosts: Iterable[str] = ()) -> Identity:
-        """Read the texts from this box. `folders` may be below a home, such as the folder with models. `hosts` are the
-        names of other machines."""
+        """Return the identity of this box. `folders` are further folders, such as the folder with models; the result
+        has those that are below a home. `hosts` are the names of other machines."""
         users = list(_users())
         homes = {Path.home(), *(Path(user.pw_dir) for user in users)} - {Path("/"), Path("/root")}
         own = (sys.executable, sys.prefix, os.getcwd(), *map(str, folders))

@@ -161,7 +161,7 @@ class OneShotChild:
 
     async def last_word(self) -> channel.Frame | None:
         """Wait for the child's answer or failure message and return it; None if the child ends without such a message.
-        Raises ChildLost if the child exceeds a limit."""
+        Raises ChildLost if the child exceeds a limit, or closes its channel without such a message and does not end."""
         ends = {self._channel.ended, self._watching}
         began = time.monotonic()
         done: set[asyncio.Future[BaseException | None]] = set()

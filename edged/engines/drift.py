@@ -317,7 +317,7 @@ class DriftMonitor:
             self._disk.put(partial(self._files.write, name, watched.history))
 
     def stop(self) -> None:
-        """Write all histories, in the background."""
+        """Write, in the background, the histories of all models that were checked since the start."""
         for name, watched in self.watched.items():
             if watched.counts:
                 self._disk.put(partial(self._files.write, name, watched.history))

@@ -212,7 +212,9 @@ class Bucket:
         try:
             return await tasks.at_most(seconds, call)
         except (TimeoutError, asyncio.TimeoutError):
-            raise DaemonUnavailable(f"{self.place} does not answer within {seconds:.0f} s") from None
+            raise DaemonUnavailable(
+                f"{self.place} does not answer within {seconds:.0f} s; check its address and the network"
+            ) from None
         except EdgedError:
             raise
         except Exception as error:

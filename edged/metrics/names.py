@@ -82,7 +82,8 @@ PIPELINE_READY = _gauge("edged_pipeline_ready", "1 while both models of a pipeli
 PIPELINE_FRAMES = _counter("edged_pipeline_frames_total", "Frames of a pipeline, by outcome.", "pipeline", "outcome")
 PIPELINE_CROPS = _counter(
     "edged_pipeline_crops_total",
-    "Detections for a pipeline's second model, by outcome; left_out: a frame had too many, or the box no area.",
+    "Detections for a pipeline's second model, by outcome. left_out: the frame has too many detections, or the"
+    " detection's box has no area.",
     "pipeline",
     "outcome",
 )
@@ -173,7 +174,7 @@ REFUSED = _counter(
 CALLS_OPEN = _gauge("edged_calls_open", "Running requests and streams.", "kind")
 CALL_BYTES = _gauge("edged_call_bytes", "Size of running requests and frames, as clients sent them.")
 TASKS = _gauge("edged_tasks", "Tasks of the event loop; a growing number is a bug in edged.")
-AUDIT_LOST = _counter("edged_audit_lost_total", "Audit records of operators' commands that could not be written.")
+AUDIT_LOST = _counter("edged_audit_lost_total", "Audit records that could not be written.")
 
 ALARMS = _gauge("edged_alarms", "Active alarms.", "kind")
 ALARMS_RAISED = _counter("edged_alarms_raised_total", "Alarms that were raised.", "kind")

@@ -564,7 +564,10 @@ class Overrides:
         if len(files) > _MOST_FILES or len(places) < len(files):
             raise InvalidInput(f"model {name!r} comes with {len(files)} files; send at most {_MOST_FILES}, each once")
         if sum(map(len, places.values())) > _MOST_BYTES:
-            raise TooLarge(f"the files of model {name!r} have more than {_MOST_BYTES >> 20} MiB together, the limit")
+            raise TooLarge(
+                f"the files of model {name!r} have more than {_MOST_BYTES >> 20} MiB together; put the model into the"
+                " model repository, then load it without files"
+            )
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o750)
             folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))

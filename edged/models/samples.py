@@ -48,8 +48,9 @@ def listed(folder: Path) -> tuple[Path, ...]:
 
 
 def find(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> dict[str, Path]:
-    """Return the paths of the given samples by name. `given` are files, and folders whose samples are all used. Raises
-    InvalidInput for an unusable path, for two samples of the same name, and for too many samples."""
+    """Return a mapping from the name of each given sample to its path. `given` are files and folders; a folder stands
+    for all samples in it. Raises InvalidInput for an unusable path, for two samples of the same name, and for too many
+    samples."""
     found: dict[str, Path] = {}
     for path in [Path(given)] if isinstance(given, (str, os.PathLike)) else map(Path, given):
         for sample in _expanded(path):

@@ -144,7 +144,8 @@ def backends(settings: Mapping[str, str]) -> tuple[str, ...] | None:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     unknown = [name for name in names if name not in registry.NAMES]
     if unknown or not names:
-        raise ConfigError(f"setting backends={text!r}: choose from {', '.join(registry.NAMES)}")
+        what = f"{unknown[0][:40]!r} is not a backend" if unknown else "no backend is named"
+        raise ConfigError(f"setting backends={text[:40]!r}: {what}; choose from {', '.join(registry.NAMES)}")
     return names
 
 

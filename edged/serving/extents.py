@@ -29,8 +29,9 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """The shapes of all requests so far. `requests` is the number of requests. `kinds` has their combinations of
-    shapes, the most frequent first. `smallest` and `largest` map each input to the bounds of its dimensions."""
+    """The shapes of all requests so far. `requests` is the number of requests. `kinds` has at most `MOST_KINDS` of
+    their combinations of shapes, the most frequent first. `smallest` and `largest` map each input to the bounds of its
+    dimensions."""
 
     requests: int = 0
     kinds: tuple[Kind, ...] = ()

@@ -170,7 +170,10 @@ class SoundSource:
         began = time.perf_counter()
         scores = self._family.scores(outputs)
         if turn.scores is not None and turn.scores.shape != scores.shape:
-            raise EngineUnusable(f"the engine returned {len(scores)} classes, but {len(turn.scores)} before")
+            raise EngineUnusable(
+                f"the engine returned {len(scores)} classes for a window, but {len(turn.scores)} classes for the"
+                " previous windows; export the model with a fixed number of classes"
+            )
         turn.scores = scores if turn.scores is None else np.maximum(turn.scores, scores)
         for state in self._family.sound.states:
             kept = outputs.get(state.output)

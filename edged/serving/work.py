@@ -31,8 +31,8 @@ class Source(Protocol):
     def size(self) -> int: ...
 
     def read_into(self, place: memoryview) -> None:
-        """Copy the bytes into `place`, which has `size` bytes. If this raises EdgedError, the error answers the
-        work."""
+        """Copy the bytes into `place`, which has `size` bytes. If this raises EdgedError, the client gets this error as
+        the answer to its request or frame."""
 
 
 Blob: TypeAlias = "bytes | memoryview | Source"

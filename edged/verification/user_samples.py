@@ -140,9 +140,9 @@ def calibration_pictures(samples: Sequence[str], digest_of: Callable[[str], str]
 
 
 def calibration_frames(collected: Collected | None) -> Collected | None:
-    """Return the part of a model's collected frames that int8 is calibrated on. The part has at most `_MOST_FRAMES`
-    frames, one for each span of time. Of each span, the frame with the smallest digest is chosen. This is like a random
-    choice, so no camera is preferred."""
+    """Return the part of a model's collected frames that int8 is calibrated on. The frames, in the order of time, are
+    divided into at most `_MOST_FRAMES` groups of about the same size. The frame with the smallest digest of each group
+    is returned. This is like a random choice, so no camera is preferred."""
     if collected is None:
         return None
     frames = list(collected.calibrate.items())  # in the order of time

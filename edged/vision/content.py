@@ -135,7 +135,10 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
                 f"a map of {self.width}x{self.height} values is too large; at most {_MOST_CELLS} are possible"
             )
         if len(self.data) != self.width * self.height * _LEVEL.itemsize:
-            raise ValueError(f"a map has {len(self.data)} bytes, not {self.width}x{self.height} levels of 2 bytes")
+            raise ValueError(
+                f"the data of a map of {self.width}x{self.height} cells has {len(self.data)} bytes; each cell needs"
+                f" {_LEVEL.itemsize} bytes"
+            )
         if not (_are_float32(self.low, self.high) and self.low <= self.high):
             raise ValueError(
                 f"the lowest value of a map is {self.low} and the highest {self.high}; both must be finite, and the"

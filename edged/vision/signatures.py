@@ -117,8 +117,8 @@ class TensorPattern(msgspec.Struct, frozen=True):
         return total
 
     def shape(self, values: Mapping[str, int]) -> str:
-        """Return the shape as text: dimensions that follow from the size of the picture as numbers, others as
-        written."""
+        """Return the shape as text. A dimension that depends on the size of the picture is a number. All other
+        dimensions are as written in the signature."""
         shown = []
         for written, dim in zip(self.text.split(","), self.dims or (), strict=False):
             value = dim.value(values) if dim.symbol in _STRIDES or dim.symbol in ("H", "W") else None

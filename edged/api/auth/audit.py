@@ -83,7 +83,8 @@ class AuditLog:
             self.problem = "the disk is too slow"
 
     def refused(self, line: Line, host: str) -> None:
-        """Log and queue a line about a refused call, at most one per second and host: any client can cause them."""
+        """Log and queue a line about a refused call. Any client can cause such lines, so further lines about the same
+        host are dropped for a second."""
         now = self._clock()
         if now - self._refusals.get(host, -_REFUSAL_SECONDS) < _REFUSAL_SECONDS:
             return

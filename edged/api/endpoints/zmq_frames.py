@@ -1,11 +1,12 @@
 """Frames over ZeroMQ, for programs without gRPC: a ROUTER socket, one stream for each peer.
 
-A message is a JSON header. The picture's bytes follow the header, or lie in shared memory. Unknown keys are refused.
+A message begins with a JSON header. The picture's bytes follow the header, or are in shared memory. A header with
+unknown keys is refused.
 
 ZeroMQ does not report when a peer disconnects. A peer's stream ends if a result cannot reach the peer, if the peer does
 not read its results for 10 seconds, or if the peer sends no frame for a minute. Until then, a peer that does not read
-occupies memory for a few results and one waiting frame. Only one frame waits, because newer frames replace older ones
-in the peer's stream, as with gRPC.
+occupies memory for a few results and for the frames that wait. In mode `freshest`, one frame of each camera waits,
+because a newer frame replaces it, as with gRPC. In mode `every_frame`, the number of frames of a camera is limited.
 """
 
 from __future__ import annotations

@@ -72,7 +72,9 @@ class _SchemaCheck:
             raise InvalidInput(f"the JSON schema at {where} is not an object")
         self._parts += 1
         if depth > _DEEPEST or self._parts > _MOST_PARTS:
-            raise InvalidInput(f"the JSON schema is too large: at most {_DEEPEST} levels and {_MOST_PARTS} parts")
+            raise InvalidInput(
+                f"the JSON schema has more than {_DEEPEST} levels or {_MOST_PARTS} subschemas; send a smaller schema"
+            )
         self._check_words(schema, where)
         for key in _SCHEMAS:
             if key in schema:

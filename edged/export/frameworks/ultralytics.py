@@ -82,7 +82,8 @@ class _Ultralytics:
         self._shapes = [list(each.shape) for each in found if isinstance(each, torch.Tensor)]
 
     def answer(self, inputs: Arrays) -> Arrays:
-        """Return, for each output of the file, the framework's tensor of the same shape, apart from the batch."""
+        """Return one tensor of the framework for each output of the file. Both have the same shape, except for the
+        batch dimension."""
         with torch.no_grad():
             found = list(self._plain(torch.from_numpy(inputs["images"]).float()))
         answers = {}

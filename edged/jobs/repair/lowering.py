@@ -221,7 +221,7 @@ class _Floor:
         except Exception as error:  # errors from C++ have no common class
             raise Unsuitable(f"{came}: {_reason(error)}") from error
         if any(each.op_type == node.op_type for each in made):
-            raise Unsuitable(f"{came}; export it with opset {self._version - 1} or update the runtime")
+            raise Unsuitable(f"{came}; export the model with opset {self._version - 1}, or update the runtime")
         self._report(node, "written out")
         typed = _part_types(made, scope, self._version)
         return [each for inner in made for each in self._node_down(inner, typed)]

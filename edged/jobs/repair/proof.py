@@ -79,7 +79,9 @@ def _evaluated(job: Prove) -> tuple[list[Sample], str]:
             continue
         asked.append(Sample(probe.inputs, outputs, probe.kind, probe.name, probe.placement))
     if not asked:
-        raise Unsuitable(why or "no probe fits the model's declared shapes")
+        raise Unsuitable(
+            why or "edged cannot generate test inputs with the model's declared shapes; give .npz files with --samples"
+        )
     return golden.with_least_noise(asked), NAME
 
 

@@ -241,7 +241,7 @@ def _detections(family: Opened, found: object, arguments: Arguments) -> Detectio
 
 def _content(family: Opened, found: object, arguments: Arguments) -> Content:
     if not isinstance(found, Content):
-        raise _Invalid(f"it returned {type(found).__name__}, not a content")
+        raise _Invalid(f"it returned {type(found).__name__}, not a type of edged.vision.content")
     return contents.unpack(contents.pack(found))  # checks all fields
 
 
