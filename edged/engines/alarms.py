@@ -42,7 +42,7 @@ class AlarmKind(str, enum.Enum):
     STATE_UNWRITABLE = "state_unwritable"  # the folder of models and settings cannot be written
     REBOOT_PENDING = "reboot_pending"  # the driver's libraries and its kernel module have different versions
     UNSERVED = "unserved"  # a model cannot be served, or a rule `describe.NAME` gives no description
-    NO_CANDIDATE = "no_candidate"  # a model's settings leave only the reference engine on this box
+    NO_CANDIDATE = "no_candidate"  # a model's settings allow only its reference here, or name precisions that none has
     UNTRACKED = "untracked"  # cameras request tracking, and the tracker does not work
     FAILING = "failing"  # a serving engine no longer answers
     CERTIFICATE = "certificate"  # the daemon's certificate is invalid or expires soon
@@ -206,10 +206,8 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
             else "cannot be served"
         )
         yield Alarm(AlarmKind.UNSERVED, f"model {name} {word}: {planned.problem}", name)
-    narrowing = [f"{name}={planned.entry.settings[name]}" for name in _NARROWING if name in planned.entry.settings]
-    if narrowing and planned.engines and all(engine.recipe.is_reference for engine in planned.engines.values()):
-        why = f"its settings {', '.join(narrowing)} allow no other engine here; change them, or install the backend"
-        yield Alarm(AlarmKind.NO_CANDIDATE, f"model {name} is served by the reference engine only: {why}", name)
+    if why := _without_candidate(planned):
+        yield Alarm(AlarmKind.NO_CANDIDATE, f"model {name} {why}", name)
     for key, engine in planned.engines.items():
         if engine.state is EngineState.QUARANTINED and not engine.is_held:
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is no longer tried: {engine.reason}"
@@ -242,6 +240,21 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
             times = f"{median / baseline:.1f}x; the processors are {busy:.0%} busy"
             detail = f"takes {median:.3g} ms instead of {baseline:.3g} ms ({times})"
         yield Alarm(AlarmKind.SLOW, f"model {name}: inference {detail}", name, planned.serving)
+
+
+def _without_candidate(planned: PlannedModel) -> str:
+    """Return how the settings exclude all engines that they ask for; empty if they do not."""
+    settings, recipes = planned.entry.settings, [engine.recipe for engine in planned.engines.values()]
+    narrowing = [f"{name}={settings[name]}" for name in _NARROWING if name in settings]
+    if not narrowing or not recipes:
+        return ""
+    if all(recipe.is_reference for recipe in recipes):
+        why = f"its settings {', '.join(narrowing)} allow no other engine here; change them, or install the backend"
+        return f"is served by the reference engine only: {why}"
+    named = model_settings.precisions(settings)
+    if named is None or any(recipe.precision in named for recipe in recipes):
+        return ""
+    return f"has only fp32 engines: no backend of this box can build precisions={','.join(named)}; change the setting"
 
 
 def _placement(planned: PlannedModel) -> Iterator[Alarm]:

@@ -88,9 +88,6 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
         for option in _options(backend, device, precision)
         for count in (counts if device.kind == "cpu" else (0,))
     ]
-    named = model_settings.precisions(settings)
-    if named is not None and not any(recipe.precision in named for recipe in others):
-        return (reference,)  # fp32 alone is no gain: `precisions` adds it only for comparison with the named precisions
     # A lower precision serves only if it is faster than every exact (fp32) engine. On a CPU, where a build takes
     # seconds, the exact engines are made and timed first, so that a lower precision does not serve before.
     others.sort(key=lambda recipe: recipe.device == "cpu" and recipe.precision != REFERENCE.precision)

@@ -257,6 +257,21 @@ def test_settings_without_candidates_raise_an_alarm(settings: dict[str, str]) ->
     assert list(wrong([planned], SETTINGS, 0.0, Box())) == []
 
 
+def test_named_precision_that_no_backend_has_raises_an_alarm() -> None:
+    planned = planned_model()
+    planned.entry = msgspec.structs.replace(planned.entry, settings={"precisions": "int8,tf32"})
+    planned.model = model()
+    recipes = (REFERENCE, Recipe("onnxruntime"))
+    planned.engines = {key.digest: PlannedEngine(key, r) for r in recipes if (key := key_of(planned.model, r))}
+    (alarm,) = wrong([planned], SETTINGS, 0.0, Box())
+    assert alarm.kind is AlarmKind.NO_CANDIDATE
+    assert "int8,tf32" in alarm.message
+    recipe = Recipe("openvino", precision="int8")
+    key = key_of(planned.model, recipe)
+    planned.engines[key.digest] = PlannedEngine(key, recipe)
+    assert list(wrong([planned], SETTINGS, 0.0, Box())) == []
+
+
 # -- bounds ---------------------------------------------------------------------------------------------------------
 
 

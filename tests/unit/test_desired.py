@@ -279,8 +279,8 @@ def test_desired_exact_engines_come_first_on_the_cpu_and_always_exist() -> None:
     assert {recipe.precision for recipe in on_gpu} == {"fp16", "fp32"}
 
 
-def test_desired_precision_that_the_box_does_not_have_leaves_the_reference_alone() -> None:
-    assert candidates({"precisions": "tf32"}, on("")) == (REFERENCE,)
+def test_desired_precision_that_the_box_does_not_have_leaves_the_fp32_engines() -> None:
+    assert candidates({"precisions": "tf32"}, on("")) == candidates({"precisions": "fp32"}, on(""))
     assert len(candidates({"precisions": "bf16"}, on(""))) == 4, "fp32 of every backend, to compare with"
 
 
