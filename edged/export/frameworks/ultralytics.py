@@ -26,9 +26,10 @@ def load(request: Request) -> Loaded:
         )
     if request.weights:
         raise Refused("a checkpoint of Ultralytics already contains its weights; leave out --weights")
-    if request.half and not torch.cuda.is_available():
+    if request.half:
         raise Refused(
-            "Ultralytics writes float16 only on a GPU; leave out --half, and let the box choose the precision"
+            "Ultralytics writes float16 only on a GPU, and edged exports on the CPU; leave out --half, and set the"
+            " model's precisions=fp16 on the box"
         )
     place = os.path.join(request.scratch, "model.pt")
     shutil.copyfile(request.source, place)  # the exporter writes next to the checkpoint
@@ -55,8 +56,7 @@ class _Ultralytics:
 
     def loaded(self) -> Loaded:
         opened = {0: "batch", 2: "height", 3: "width"} if self._request.dynamic else {}
-        dtype = "float16" if self._request.half else "float32"
-        inputs = {"images": Input(dtype, [1, 3, *self._size], opened)}
+        inputs = {"images": Input("float32", [1, 3, *self._size], opened)}
         notes = [] if not self._request.dynamic else ["Ultralytics always opens batch and size together"]
         about = f"ultralytics {ultralytics.__version__}, torch {torch.__version__}"
         return Loaded(about, inputs, self.export, self.answer, notes=notes, layers=self.layers)
@@ -70,7 +70,6 @@ class _Ultralytics:
             format="onnx",
             imgsz=list(self._size),
             dynamic=bool(self._request.dynamic),
-            half=self._request.half,
             simplify=False,
             device="cpu",
             **options,
