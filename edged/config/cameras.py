@@ -133,8 +133,8 @@ class Camera(Table, frozen=True):
     source: Annotated[
         _Address,
         Meta(
-            description="rtsp://, rtsps://, http://, https://, /dev/video0, v4l2://, csi://, gst:, shm://, a video file,"
-            " a folder of pictures, or scene:7 for drawn shapes.",
+            description="rtsp://, rtsps://, http://, https://, /dev/video0, v4l2://, csi://, gst:, shm://, a video"
+            " file, a folder of pictures, or scene:7 for drawn shapes.",
             examples=["rtsp://user:password@192.168.1.20/main"],
         ),
     ]
