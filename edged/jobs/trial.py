@@ -52,6 +52,10 @@ def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
     title = f"{registry.TITLES.get(backend.name, backend.name)} {known.version}"
     report(jobs.Progress(Stage.OPSET.value))
     finding = opset(job, backend, known, title)
+    # Most operators of old opsets have changed, but some have not: only the runtime knows whether it has all of them.
+    too_old = finding if finding is not None and finding.category is Category.OPSET_TOO_OLD else None
+    if too_old is not None and min(job.opsets.values()) > 0 and job.through is not Stage.OPERATORS:
+        finding = None
     if finding is None:
         report(jobs.Progress(Stage.OPERATORS.value))
         finding = operators(job, backend, title)
@@ -64,7 +68,7 @@ def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
     except MemoryError:
         return jobs.Checked(known, _no_memory(Stage.SESSION, f"{title} has too little memory to open the model"))
     except EngineUnusable as error:
-        return jobs.Checked(known, refused(job, error, title))
+        return jobs.Checked(known, too_old or refused(job, error, title))
     if session is None or job.through is Stage.SESSION or job.recognition is None:
         return jobs.Checked(known)
     report(jobs.Progress(Stage.INFERENCE.value))

@@ -21,7 +21,7 @@ from edged.ipc.job_messages import RuntimeSupport
 from edged.jobs import onnx_graph, runtimes, trial
 from edged.jobs.inspect import inspect
 from edged.models.entries import plain_entry
-from edged.models.finding import Category
+from edged.models.finding import Category, Stage
 from edged.models.model import Model
 from edged.tensors import Array
 from edged.verification import pictures
@@ -80,6 +80,24 @@ def test_opset_too_old_offers_no_repair() -> None:
     assert found is not None
     assert found.category is Category.OPSET_TOO_OLD
     assert "--convert" not in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("graph", "opset", "category"),
+    [
+        ("(bool[2] x) => (bool[2] y) { y = Not(x) }", 1, None),  # ONNX has never changed this operator
+        ("(float[2] x) => (float[2] y) { y = Relu(x) }", 1, Category.OPSET_TOO_OLD),
+        ("(bool[2] x) => (bool[2] y) { y = Not(x) }", 0, Category.OPSET_TOO_OLD),
+    ],
+)
+def test_attempt_old_opset_is_refused_only_if_the_runtime_refuses_it(
+    tmp_path: Path, graph: str, opset: int, category: Category | None
+) -> None:
+    file = models.save(models.parse(graph, opset=opset), tmp_path / "m.onnx")
+    order = Order(str(file), Signature((), ()), REFERENCE, None, (), "")
+    check = jobs.Check(order, {"ai.onnx": opset}, 7, {}, None, ShapeRange(), through=Stage.SESSION)
+    found = trial.attempt(check, onnxruntime.BACKEND, lambda _: None).finding
+    assert (None if found is None else found.category) is category
 
 
 def test_opset_too_new_of_another_domain_offers_no_repair(monkeypatch: pytest.MonkeyPatch) -> None:
