@@ -76,6 +76,17 @@ def test_read_id_that_is_no_text_is_refused() -> None:
         wire.read(request(b"abc").SerializeToString() + b"\x1a\x01\xff")
 
 
+def test_read_id_that_is_no_text_is_refused_even_if_another_id_follows() -> None:
+    with pytest.raises(InvalidInput, match="as ModelInferRequest"):
+        wire.read(b"\x1a\x01\xff" + request(b"abc").SerializeToString())
+
+
+def test_read_last_id_counts() -> None:
+    data = request(b"abc").SerializeToString()
+    assert wire.read(data + b"\x1a\x018").id == "8"
+    assert wire.read(data + b"\x1a\x00").id == ""
+
+
 def test_read_concatenated_messages_are_merged() -> None:
     first = pb.ModelInferRequest(raw_input_contents=[LARGE]).SerializeToString()
     second = request(b"abc").SerializeToString()

@@ -230,7 +230,7 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...], str] | None
     the whole request."""
     raw: list[memoryview] = []
     others: list[memoryview] = []
-    identifier: memoryview | bytes = b""
+    identifier: memoryview | None = None
     position, since = 0, 0  # the start of this field, and the start of the bytes that `others` lacks
     for _ in range(_MOST_FIELDS):
         if position + 1 >= len(data):
@@ -247,6 +247,8 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...], str] | None
             others.append(data[since:position])
             since = ends
             if tag == _ID:
+                if identifier is not None:  # only protobuf checks that the first id is text
+                    return None
                 identifier = data[begins:ends]
             else:
                 raw.append(data[begins:ends])
@@ -255,7 +257,7 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...], str] | None
         return None
     others.append(data[since:])
     try:
-        return b"".join(others), tuple(raw), str(identifier, "utf-8")
+        return b"".join(others), tuple(raw), str(identifier or b"", "utf-8")
     except UnicodeDecodeError:
         return None
 
