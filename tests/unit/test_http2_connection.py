@@ -117,6 +117,19 @@ async def test_connection_message_below_one_mebibyte_needs_no_larger_window() ->
     assert (http2.WINDOW_UPDATE, 1) not in [(frame.kind, frame.stream) for frame in sent]
 
 
+async def test_connection_call_that_is_ended_from_outside_stops_an_answer_that_waits_for_room() -> None:
+    async def answer(call: Call) -> None:
+        for _ in range(10):
+            await call.write(bytes(30_000))
+
+    peer = Peer(answer)
+    peer.begin(1)
+    await until(lambda: peer.calls[0].send_window == 0)
+    peer.calls[0].finish(Status.DEADLINE_EXCEEDED, "slow")
+    await peer.end()
+    assert statuses(peer, peer.frames()) == {1: "DEADLINE_EXCEEDED"}
+
+
 async def test_connection_large_message_gets_a_window_only_when_it_is_read() -> None:
     go = asyncio.Event()
 

@@ -53,6 +53,7 @@ class Call:
         "head",
         "is_reset",
         "receive_window",
+        "room",
         "send_window",
         "stream",
         "task",
@@ -77,6 +78,7 @@ class Call:
         self.granted = self.widened = 0  # bytes by which the window was enlarged: for one message, and permanently
         self._received_all = False
         self._reader: asyncio.Future[None] | None = None
+        self.room: asyncio.Future[None] | None = None  # while an answer waits until the client reads
         self._has_begun = False  # whether the first headers were sent
         self._at_once = 0
         self._expiry: asyncio.TimerHandle | None = None
@@ -299,6 +301,8 @@ class Call:
             self._connection.sender.send(frames.reset(self.stream, Code.NO_ERROR))
         self._connection.forget(self)
         self._wake()
+        if self.room is not None and not self.room.done():
+            self.room.set_result(None)
 
     def abandon(self) -> None:
         """End a call whose client has disconnected or reset the stream."""

@@ -96,7 +96,7 @@ class Sender:
         while position < len(data) and not call.has_ended:
             most = min(self._window, call.send_window, _UNSENT)
             if most <= 0 or not self._is_writable:
-                await self._has_room()
+                await self._has_room(call)
                 continue
             parts = list[bytes | memoryview]()
             end = min(len(data), position + most)
@@ -116,10 +116,12 @@ class Sender:
                 else:
                     self._transport.writelines(parts)
 
-    async def _has_room(self) -> None:
-        room = asyncio.get_running_loop().create_future()
+    async def _has_room(self, call: Call) -> None:
+        """Wait until a message can be sent, or until the call ends."""
+        room = call.room = asyncio.get_running_loop().create_future()
         self._waiting[room] = None
         try:
             await room
         finally:
+            call.room = None
             self._waiting.pop(room, None)
