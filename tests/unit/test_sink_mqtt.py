@@ -180,6 +180,19 @@ def test_mqtt_entities_of_a_removed_camera_are_removed() -> None:
         assert entities(at) == {"edged_box_yard/objects/config"}
 
 
+def test_mqtt_many_entities_of_a_removed_camera_are_removed() -> None:
+    """More entities than paho queues: those of earlier models and of the places of earlier processes count too."""
+    with Broker() as at:
+        for number in range(500):
+            at.retained[f"homeassistant/sensor/edged_box_hall/count_{number}/config"] = b"{}"
+        sink = connect(at)
+        wait(lambda: len(sink._entities) >= 502)
+        sink.forget()
+        sink.close()
+        wait(lambda: at.retained["site/one/hall/availability"] == b"offline")
+        assert entities(at) == set()
+
+
 def test_mqtt_rate_limits_results_and_close_publishes_last_state() -> None:
     now = 100.0
     with Broker() as at:

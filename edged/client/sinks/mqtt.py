@@ -38,6 +38,7 @@ _CLASSES = 100  # most classes of one camera that get an entity; also the most r
 _ANOMALY = "anomaly"
 _LONGEST_STATE = 255  # characters of a state in Home Assistant
 _LAST_WORDS_S = 2.0
+_ROOM_SECONDS = 0.005  # seconds between two checks whether the broker has acknowledged messages
 _AT_LEAST_ONCE = 1
 
 _log = logging.getLogger("edged.client")
@@ -105,7 +106,8 @@ class Mqtt(Sink):
 
     def publish_places(self, zones: Mapping[str, Place], lines: Mapping[str, Crossings]) -> None:
         """Publish the changed states of all zones and lines. Each zone and line has its own entities. Remove the
-        entities of zones and lines that an earlier process published and that do not exist any more."""
+        entities of zones and lines that an earlier process published and that do not exist any more; several calls may
+        be necessary."""
         with self._publishing:
             self._places = {
                 **{("zone", name): zone for name, zone in zones.items()},
@@ -152,15 +154,16 @@ class Mqtt(Sink):
     def close(self) -> None:
         """Publish the last counts, text and `offline`, wait up to 2 seconds until they are sent, and disconnect."""
         if self._client.is_connected():
+            ends = time.monotonic() + _LAST_WORDS_S
+            while self._is_removed and time.monotonic() < ends and self._has_entities_after_removal():
+                time.sleep(_ROOM_SECONDS)  # without the lock, which paho's thread needs
             with self._publishing:
-                if self._is_removed:
-                    self._remove_entities(self._entities)
-                else:
+                if not self._is_removed:
                     self._publish_counts()
                     self._publish_text()
                 self._publish(self._topics.available(False))
             with contextlib.suppress(RuntimeError, ValueError):  # without a connection the will message reports offline
-                self._sent[-1].wait_for_publish(_LAST_WORDS_S)
+                self._sent[-1].wait_for_publish(max(0.0, ends - time.monotonic()))
         self._client.disconnect()
         self._client.loop_stop()
 
@@ -205,9 +208,18 @@ class Mqtt(Sink):
             self._publish(self._topics.place(*key, state))
             self._published_places[key] = state
 
+    def _has_entities_after_removal(self) -> bool:
+        """Remove some entities of the camera; return whether others are left."""
+        with self._publishing:
+            self._remove_entities(self._entities)
+            return bool(self._entities)
+
     def _remove_entities(self, topics: Set[str]) -> None:
-        self._publish(*(Message(topic, b"", retain=True) for topic in sorted(topics)))
-        self._entities -= topics
+        """Remove entities, as many as there is room for. Call this again to remove the rest."""
+        if self._has_room():
+            removed = sorted(topics)[:_IN_FLIGHT]
+            self._publish(*(Message(topic, b"", retain=True) for topic in removed))
+            self._entities.difference_update(removed)
 
     def _publish(self, *messages: Message, qos: int = _AT_LEAST_ONCE) -> None:
         for each in messages:
