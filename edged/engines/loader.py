@@ -70,7 +70,8 @@ class Loader:
         self._builder, self._installed, self._wake, self._readiness = builder, installed, wake, readiness
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loading: dict[str, str] = {}  # the model that an ensemble is waiting for, by the ensemble's name
+        # By the name of an ensemble: the model that its load or unload loads or unloads now. Both hold their turns.
+        self._waits: dict[str, str] = {}
         self._why: dict[str, str] = {}  # reasons why models are not loaded
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
@@ -167,7 +168,7 @@ class Loader:
             except BaseException as error:
                 await self._restore(name, before, entries, error)
                 for part in added:
-                    await self._unload(part)
+                    await self._unload_part(name, part)
                 raise
             self._selection.only_parts.discard(name)
             self._selection.only_parts.update(added)
@@ -185,25 +186,35 @@ class Loader:
         there = (await self._on_disk()).get(part, {})
         if any(entry.is_ensemble for entry in there.values()):
             raise NotReady(f"ensemble {ensemble!r} cannot be served: its model {part!r} is itself an ensemble")
-        self._require_no_cycle(ensemble, part)
-        self._loading[ensemble] = part
+        if cycle := self._cycle(ensemble, part):
+            raise NotReady(f"ensemble {ensemble!r} cannot be served: its steps form a cycle: {cycle}; correct a step")
+        self._waits[ensemble] = part
         try:
             await self._load(part, None, {})
         except EdgedError as error:
             raise NotReady(f"ensemble {ensemble!r} cannot be served: {error}") from error
         finally:
-            del self._loading[ensemble]
+            del self._waits[ensemble]
         added.append(part)
 
-    def _require_no_cycle(self, ensemble: str, part: str) -> None:
-        """Raise NotReady if the load of `part` waits for the load of `ensemble`: both would wait for ever. This happens
-        if clients replace the configurations of models by ensembles that need each other."""
+    async def _unload_part(self, ensemble: str, part: str) -> None:
+        """Unload a model of an ensemble. Leave it loaded if its own load, as an ensemble, waits for this ensemble."""
+        if self._cycle(ensemble, part):
+            return
+        self._waits[ensemble] = part
+        try:
+            await self._unload(part)
+        finally:
+            del self._waits[ensemble]
+
+    def _cycle(self, ensemble: str, part: str) -> str:
+        """Return the cycle of names if the turn of `part` waits for the turn of `ensemble`, so that both would wait for
+        ever; empty if it does not. This happens if clients replace the configurations of models by ensembles that need
+        each other."""
         names = [ensemble, part]
-        while names[-1] in self._loading and names[-1] != ensemble:
-            names.append(self._loading[names[-1]])
-        if names[-1] == ensemble:
-            cycle = " -> ".join(names)
-            raise NotReady(f"ensemble {ensemble!r} cannot be served: its steps form a cycle: {cycle}; correct a step")
+        while names[-1] in self._waits and names[-1] != ensemble:
+            names.append(self._waits[names[-1]])
+        return " -> ".join(names) if names[-1] == ensemble else ""
 
     async def _on_disk(self) -> dict[str, dict[str, ModelEntry]]:
         with reading("the models folder"):
@@ -313,7 +324,7 @@ class Loader:
             if with_parts:
                 needed = parts(planned.entry for planned in self._catalogue.ensembles.values())
                 for part in (parts(before.values()) & self._selection.only_parts) - needed:
-                    await self._unload(part)
+                    await self._unload_part(name, part)
 
     def _note(self, name: str, why: str) -> None:
         self._why[name] = why

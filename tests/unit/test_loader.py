@@ -267,6 +267,28 @@ async def test_load_ensembles_that_need_each_other_refuses_one_and_names_the_cyc
     assert states(await loader.listed()) == dict.fromkeys(names, "READY")
 
 
+async def test_unload_ensemble_while_its_model_becomes_an_ensemble_that_needs_it(house: House) -> None:
+    """The unload of `a` wants to unload `b`, and the load of `b` wants to load `a`."""
+    after = {"a": "b", "b": "a"}
+
+    class Sent(Repository):
+        def entries(self, name: str = "", *sent: object) -> Any:
+            if sent[:1] in ((), (None,)):
+                return {each: entry(each) for each in after if name in ("", each)}
+            return {name: ensemble_entry(name, (Step(after[name], "", {"x": "X"}, {"y": "Y"}),))}
+
+    repository, builder = Sent(), house.readers
+    selection: Any = ModelSelection(repository, "explicit")  # type: ignore[arg-type]
+    house.catalogue._selection = selection
+    loader = Loader(selection, house.catalogue, repository, builder, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
+    await finish(house, loader.load("a", "{}"))
+    calls = [asyncio.create_task(loader.unload("a", with_parts=True)), asyncio.create_task(loader.load("b", "{}"))]
+    ended = asyncio.create_task(asyncio.wait(calls, timeout=10))
+    await serving(house, cast(Any, ended))
+    assert all(task.done() for task in calls)
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
 async def test_load_ensemble_with_a_missing_model_is_not_ready(house: House) -> None:
     loader = loader_of(house, "explicit", models=disk("a"))
     with pytest.raises(NotReady, match="no model 'b' in the models folder"):
