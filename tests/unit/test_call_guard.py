@@ -194,6 +194,26 @@ async def test_run_slow_large_message_gives_way_to_a_waiting_message(guard: Guar
     assert guard.limits.together().is_idle
 
 
+async def test_run_large_message_that_a_stream_holds_for_long_gives_way_to_a_waiting_message(guard: Guard) -> None:
+    """The client of a stream may not read its answers, so the stream asks for no further message."""
+    guard.budget, call, goes_on = Budget(slow_after=0.05), FakeCall(PATH, (bytes(2 << 20),), peer=PEER), asyncio.Event()
+
+    async def stuck(asked: Any, context: Context) -> bytes:
+        data: bytes = await anext(asked)
+        await goes_on.wait()
+        return data
+
+    running = asyncio.create_task(run(guarded(guard, stuck, True), call))
+    await until(lambda: guard.budget.used > 0)
+    await asyncio.sleep(0.1)
+    assert guard.budget.used == 2 << 20, "no other message waits"
+    await asyncio.wait_for(guard.budget.take("another", guard.budget.total), 10)
+    goes_on.set()
+    await running
+    assert call.status is Status.OK
+    assert guard.budget.used == guard.budget.total
+
+
 @pytest.mark.parametrize("takes_many", [False, True])
 async def test_run_slow_large_message_may_take_any_time_while_no_other_waits(guard: Guard, takes_many: bool) -> None:
     async def first(asked: Any, context: Context) -> bytes:

@@ -6,7 +6,8 @@ Large messages take turns, so that small messages are answered in between. A mes
 times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that are not
 answered yet, for each client and for all clients together. A message that does not fit waits, and its stream is not
 read meanwhile. If too many bytes wait, further requests are refused. A message that arrives slowly ends with an error
-if another message waits for its room; otherwise it may take any time, because its client may have a slow link.
+if another message waits for its room; otherwise it may take any time, because its client may have a slow link. A
+message that a stream holds for long, because its client does not read answers, no longer counts if another one waits.
 """
 
 from __future__ import annotations
@@ -206,6 +207,17 @@ class LargeMessage:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def held(self) -> None:
+        """Count the complete message no longer once its handler has held it for long and another message waits for its
+        room. A client may never read its answers, and its stream then reads no more messages."""
+        self._timer = asyncio.get_running_loop().call_later(self._budget.slow_after, self._let_go)
+
+    def _let_go(self) -> None:
+        if self._budget.is_short(self._client):
+            self.end()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(_SLOW_CHECK_SECONDS, self._let_go)
 
     def _check(self, give_up: Callable[[DeadlineExceeded], object]) -> None:
         if not self._budget.is_short(self._client):

@@ -185,6 +185,8 @@ class _Requests:
         if self._has_ended() or data is None:
             self._give_back()
             raise StopAsyncIteration
+        if size >= LARGE:
+            self._large.held()
         request = self._read(data)
         if self._is_first and isinstance(request, ProtobufMessage):
             self._is_first = False
