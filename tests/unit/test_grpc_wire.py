@@ -81,6 +81,20 @@ def test_read_id_that_is_no_text_is_refused_even_if_another_id_follows() -> None
         wire.read(b"\x1a\x01\xff" + request(b"abc").SerializeToString())
 
 
+@pytest.mark.parametrize("raw", [(), (b"abc",), (LARGE,)], ids=range(3))
+def test_read_id_counts_towards_the_limit_of_bytes_besides_contents(raw: tuple[bytes, ...]) -> None:
+    message = request(*raw)
+    message.id = "8" * (wire.MEASURED_ABOVE - 1000)
+    assert wire.read(message.SerializeToString()).id == message.id
+    message.parameters["a"].string_param = "b" * 2000
+    with pytest.raises(InvalidInput, match="besides pictures"):
+        wire.read(message.SerializeToString())
+    message.ClearField("parameters")
+    message.id *= 2
+    with pytest.raises(InvalidInput, match="besides pictures"):
+        wire.read(message.SerializeToString())
+
+
 def test_read_last_id_counts() -> None:
     data = request(b"abc").SerializeToString()
     assert wire.read(data + b"\x1a\x018").id == "8"

@@ -256,8 +256,11 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...], str] | None
     if position != len(data) or not raw:
         return None
     others.append(data[since:])
+    head, identifier = b"".join(others), identifier or data[:0]
+    if len(head) + len(identifier) > MEASURED_ABOVE:  # the whole request is measured
+        return None
     try:
-        return b"".join(others), tuple(raw), str(identifier or b"", "utf-8")
+        return head, tuple(raw), str(identifier, "utf-8")
     except UnicodeDecodeError:
         return None
 
