@@ -103,7 +103,7 @@ class World:
                 for output, data in zip(response.outputs, raw, strict=True)
             }
 
-        return asyncio.create_task(self.inference.answer(Request(message, (contents,)), caller, write))
+        return asyncio.create_task(self.inference.answer(Request(message, (contents,), message.id), caller, write))
 
     async def answer(self, name: str, factor: float = 1.0, rows: int = 1, shape: Sequence[int] | None = None) -> None:
         """Answer the oldest job of a model: its input, times `factor`."""
@@ -169,7 +169,7 @@ async def test_answer_requests_of_ensembles_and_clients_form_one_batch(tmp_path:
     message = pb.ModelInferRequest(model_name="a")
     message.inputs.add(name="x", datatype="FP32", shape=[1, 4])
     direct = asyncio.create_task(
-        world.inference.answer(Request(message, (INPUT.tobytes(),)), CALLER, lambda response, raw: len(raw))
+        world.inference.answer(Request(message, (INPUT.tobytes(),), message.id), CALLER, lambda response, raw: len(raw))
     )
     await turn()
     assert world.links["a"].sizes() == [2]
@@ -325,7 +325,7 @@ async def test_answer_classes_have_the_labels_of_the_model(tmp_path: Path) -> No
     def write(response: pb.ModelInferResponse, raw: Sequence[Contents]) -> bytes:
         return bytes(raw[0])[4:]
 
-    task = asyncio.create_task(world.inference.answer(Request(message, (INPUT.tobytes(),)), CALLER, write))
+    task = asyncio.create_task(world.inference.answer(Request(message, (INPUT.tobytes(),), message.id), CALLER, write))
     await world.answer("a")
     await world.answer("b")
     assert await task == [b"3.000000:3:cat"]
@@ -338,7 +338,7 @@ async def test_answer_streamed_request_has_one_final_response(tmp_path: Path) ->
     caller = Caller("unix:", patient=True, streamed=True)
     task = asyncio.create_task(
         world.inference.answer(
-            Request(message, (INPUT.tobytes(),)),
+            Request(message, (INPUT.tobytes(),), message.id),
             caller,
             lambda response, raw: response.parameters["triton_final_response"].bool_param,
         )

@@ -94,7 +94,7 @@ class World:
         def write(response: pb.ModelInferResponse, raw: Any) -> bytes:
             return b"".join(map(bytes, raw))
 
-        return asyncio.create_task(self.inference.answer(Request(message, (contents,), head=head), CALLER, write))
+        return asyncio.create_task(self.inference.answer(Request(message, (contents,), message.id, head), CALLER, write))
 
 
 async def turn() -> None:
@@ -253,7 +253,7 @@ async def test_answer_same_head_is_refused_without_a_stream_only() -> None:
     world.model.is_decoupled = True
     message = pb.ModelInferRequest(model_name="m")
     message.inputs.add(name="x", datatype="UINT8", shape=[1, 4])
-    asked = Request(message, (b"abcd",), head=b"head")
+    asked = Request(message, (b"abcd",), "", b"head")
 
     def write(response: pb.ModelInferResponse, raw: Any) -> bytes:
         return bytes(raw[0])

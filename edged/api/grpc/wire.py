@@ -158,8 +158,8 @@ class Request(msgspec.Struct, frozen=True):
     shared: do not change it, and do not read its id. `head` is empty if the bytes are not known."""
 
     message: pb.ModelInferRequest
-    raw: tuple[Contents, ...] = ()
-    id: str = ""
+    raw: tuple[Contents, ...]
+    id: str
     head: bytes = b""
 
     @classmethod
