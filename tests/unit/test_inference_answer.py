@@ -94,7 +94,9 @@ class World:
         def write(response: pb.ModelInferResponse, raw: Any) -> bytes:
             return b"".join(map(bytes, raw))
 
-        return asyncio.create_task(self.inference.answer(Request(message, (contents,), message.id, head), CALLER, write))
+        return asyncio.create_task(
+            self.inference.answer(Request(message, (contents,), message.id, head), CALLER, write)
+        )
 
 
 async def turn() -> None:
