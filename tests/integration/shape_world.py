@@ -97,7 +97,10 @@ class World:
             raw.append(np.array([offset], np.float32).tobytes())
         caller = Caller("unix:")
         (answer,) = await asyncio.wait_for(
-            self.inference.answer(Request(message, tuple(raw)), caller, lambda _, raw: b"".join(map(bytes, raw))), 150
+            self.inference.answer(
+                Request(message, tuple(raw), message.id), caller, lambda _, raw: b"".join(map(bytes, raw))
+            ),
+            150,
         )
         return int(np.frombuffer(answer, np.int64)[0])
 
