@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -240,21 +241,28 @@ async def test_load_ensemble_that_is_its_own_step_is_not_ready(house: House) -> 
             await asyncio.wait_for(loader.load("a"), 10)
 
 
-@pytest.mark.parametrize("names", ["ab", "ba", "abc"])
-async def test_load_ensembles_that_need_each_other_refuses_one_and_names_the_cycle(house: House, names: str) -> None:
-    """The repository has plain models. Clients load an ensemble of each name at the same time: each needs the next."""
-    after = dict(zip(names, names[1:] + names[0], strict=True))
+def loader_of_sent_ensembles(house: House, after: Mapping[str, str]) -> Loader:
+    """Return a loader of plain models. If a client sends a configuration, the model becomes an ensemble whose step is
+    the model that `after` names."""
 
     class Sent(Repository):
         def entries(self, name: str = "", *sent: object) -> Any:
             if sent[:1] in ((), (None,)):
-                return {each: entry(each) for each in names if name in ("", each)}
+                return {each: entry(each) for each in after if name in ("", each)}
             return {name: ensemble_entry(name, (Step(after[name], "", {"x": "X"}, {"y": "Y"}),))}
 
     repository, builder = Sent(), house.readers
     selection: Any = ModelSelection(repository, "explicit")  # type: ignore[arg-type]
     house.catalogue._selection = selection
-    loader = Loader(selection, house.catalogue, repository, builder, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
+    return Loader(selection, house.catalogue, repository, builder, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("names", ["ab", "ba", "abc"])
+async def test_load_ensembles_that_need_each_other_refuses_one_and_names_the_cycle(house: House, names: str) -> None:
+    """The repository has plain models. Clients load an ensemble of each name at the same time: each needs the next."""
+    after = dict(zip(names, names[1:] + names[0], strict=True))
+
+    loader = loader_of_sent_ensembles(house, after)
     loads = [asyncio.create_task(loader.load(name, "{}")) for name in names]
     ended = asyncio.create_task(asyncio.wait(loads, timeout=10))
     await serving(house, cast(Any, ended))
@@ -271,16 +279,7 @@ async def test_unload_ensemble_while_its_model_becomes_an_ensemble_that_needs_it
     """The unload of `a` wants to unload `b`, and the load of `b` wants to load `a`."""
     after = {"a": "b", "b": "a"}
 
-    class Sent(Repository):
-        def entries(self, name: str = "", *sent: object) -> Any:
-            if sent[:1] in ((), (None,)):
-                return {each: entry(each) for each in after if name in ("", each)}
-            return {name: ensemble_entry(name, (Step(after[name], "", {"x": "X"}, {"y": "Y"}),))}
-
-    repository, builder = Sent(), house.readers
-    selection: Any = ModelSelection(repository, "explicit")  # type: ignore[arg-type]
-    house.catalogue._selection = selection
-    loader = Loader(selection, house.catalogue, repository, builder, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
+    loader = loader_of_sent_ensembles(house, after)
     await finish(house, loader.load("a", "{}"))
     calls = [asyncio.create_task(loader.unload("a", with_parts=True)), asyncio.create_task(loader.load("b", "{}"))]
     ended = asyncio.create_task(asyncio.wait(calls, timeout=10))

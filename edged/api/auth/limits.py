@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -200,10 +201,10 @@ class LargeMessage:
     def expect(self, give_up: Callable[[DeadlineExceeded], object]) -> None:
         """Call `give_up` once, and `end`, if the rest of the message arrives slowly and another message waits for its
         room. Call `arrived` when the message is complete."""
-        wait = self._budget.slow_after + self._size / _SLOW_PER_SECOND
-        self._timer = asyncio.get_running_loop().call_later(wait, self._check, give_up)
+        self._when_short(self._budget.slow_after + self._size / _SLOW_PER_SECOND, partial(self._give_up, give_up))
 
     def arrived(self) -> None:
+        """Record that the message is complete, or that nothing more is expected."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -211,19 +212,19 @@ class LargeMessage:
     def held(self) -> None:
         """Count the complete message no longer once its handler has held it for long and another message waits for its
         room. A client may never read its answers, and its stream then reads no more messages."""
-        self._timer = asyncio.get_running_loop().call_later(self._budget.slow_after, self._let_go)
+        self._when_short(self._budget.slow_after, self.end)
 
-    def _let_go(self) -> None:
+    def _when_short(self, wait: float, act: Callable[[], None]) -> None:
+        """Call `act` after `wait` seconds, or as soon afterwards as another message waits for the room."""
+        self._timer = asyncio.get_running_loop().call_later(wait, self._look, act)
+
+    def _look(self, act: Callable[[], None]) -> None:
         if self._budget.is_short(self._client):
-            self.end()
+            act()
         else:
-            self._timer = asyncio.get_running_loop().call_later(_SLOW_CHECK_SECONDS, self._let_go)
+            self._when_short(_SLOW_CHECK_SECONDS, act)
 
-    def _check(self, give_up: Callable[[DeadlineExceeded], object]) -> None:
-        if not self._budget.is_short(self._client):
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_SLOW_CHECK_SECONDS, self._check, give_up)
-            return
+    def _give_up(self, give_up: Callable[[DeadlineExceeded], object]) -> None:
         seconds = time.monotonic() - self._began
         self.failure = DeadlineExceeded(
             f"a message of {self._size} bytes was incomplete after {seconds:.0f} s, and other large messages wait for"
